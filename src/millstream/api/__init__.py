@@ -1,0 +1,1 @@
+"""The stateless API pod: HTTP in, protocol out."""

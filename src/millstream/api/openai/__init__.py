@@ -1,0 +1,1 @@
+"""The OpenAI wire format: schemas, and pure mappings to and from the protocol."""

@@ -1,0 +1,1 @@
+"""The protocol: all that API pods and workers both know."""

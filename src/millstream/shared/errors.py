@@ -1,0 +1,121 @@
+"""What can go wrong, without any HTTP in it.
+
+MillstreamError
+├── InvalidRequest          the caller must change something
+│   ├── UnknownModel
+│   ├── UnknownTask         unknown or another caller's: never told apart
+│   ├── ExpiredTask
+│   ├── EventOutOfRange
+│   ├── IdempotencyConflict
+│   └── RequestTooLarge
+├── FleetUnavailable        try again later: `retry_after_s` says when
+│   ├── QueueFull
+│   ├── NoWorker
+│   └── RedisUnavailable
+├── TaskFailed              an accepted task ended in `failed`
+└── SettingsError           this process is set up wrongly; the text says what to do
+"""
+
+
+class MillstreamError(Exception):
+    """The root of every error Millstream raises on purpose.
+
+    Args:
+        message: One sentence for the person who has to act on it.
+        code: A stable word for programs.
+    """
+
+    default_code = "internal_error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+
+
+class InvalidRequest(MillstreamError):
+    """The request cannot be served as it is; `param` names the field at fault."""
+
+    default_code = "invalid_value"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message, code=code)
+        self.param = param
+
+
+class UnknownModel(InvalidRequest):
+    """No worker serves, or served lately, a model of this name."""
+
+    default_code = "model_not_found"
+
+
+class UnknownTask(InvalidRequest):
+    """There is no such task, or it is not this caller's."""
+
+    default_code = "task_not_found"
+
+
+class ExpiredTask(InvalidRequest):
+    """The task ended and its log was deleted after its time to live."""
+
+    default_code = "task_expired"
+
+
+class EventOutOfRange(InvalidRequest):
+    """The event number asked for is malformed or ahead of the log."""
+
+    default_code = "invalid_event_id"
+
+
+class IdempotencyConflict(InvalidRequest):
+    """The idempotency key was used before with another body."""
+
+    default_code = "idempotency_key_reused"
+
+
+class RequestTooLarge(InvalidRequest):
+    """The request body is larger than this server takes."""
+
+    default_code = "request_too_large"
+
+
+class FleetUnavailable(MillstreamError):
+    """The fleet cannot take this now; try again in `retry_after_s` whole seconds (>= 1)."""
+
+    default_code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after_s: int = 1, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after_s = max(1, retry_after_s)
+
+
+class QueueFull(FleetUnavailable):
+    """As many tasks wait for the model as may wait."""
+
+    default_code = "queue_full"
+
+
+class NoWorker(FleetUnavailable):
+    """No worker has joined the fleet yet, so nothing says what it will serve."""
+
+    default_code = "no_worker"
+
+
+class RedisUnavailable(FleetUnavailable):
+    """Redis is away, out of memory, or not answering in time."""
+
+    default_code = "redis_unavailable"
+
+
+class TaskFailed(MillstreamError):
+    """An accepted task ended in `failed`."""
+
+    default_code = "task_failed"
+
+
+class SettingsError(MillstreamError):
+    """This process is set up wrongly; the message says what to change."""
+
+    default_code = "bad_settings"

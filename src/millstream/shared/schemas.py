@@ -1,0 +1,91 @@
+"""What a task is: the frozen values that API and worker exchange, and their JSON form."""
+
+import re
+import secrets
+from typing import Any
+
+import msgspec
+
+_TASK_ID = re.compile(r"t(0|[1-9]\d{0,3})-[a-z2-7]{26}")
+_ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+
+    role: str
+    content: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to choose tokens and when to end."""
+
+    max_tokens: int | None = None
+    """None: as many as the model's context and the server's limit allow."""
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means all."""
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are not part of it."""
+
+
+class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the caller asked for: a conversation or a plain prompt, never both."""
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    prompt: str | None = None
+    sampling: SamplingParams = SamplingParams()
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one task over all its attempts; the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def to_dict(self) -> dict[str, int]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.total_tokens,
+        }
+
+
+_request_decoder = msgspec.json.Decoder(TaskRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_request(request: TaskRequest) -> bytes:
+    """The form in which a request lies in the task's hash."""
+    return _encode(request)
+
+
+def decode_request(data: bytes) -> TaskRequest:
+    """Undo `encode_request`; unknown fields of a newer pod are ignored."""
+    return _request_decoder.decode(data)
+
+
+def new_task_id(shard: int) -> str:
+    """An unguessable id (130 random bits, RFC 4648 base32) that carries its shard."""
+    return f"t{shard}-" + "".join(secrets.choice(_ID_ALPHABET) for _ in range(26))
+
+
+def shard_of(task_id: str) -> int | None:
+    """The shard that a task id carries, or None if it is no task id."""
+    match = _TASK_ID.fullmatch(task_id)
+    return int(match.group(1)) if match else None
+
+
+def to_json(value: Any) -> bytes:
+    """Compact JSON for values of the protocol."""
+    return _encode(value)

@@ -1,0 +1,1 @@
+"""The worker process: it owns one model and writes the logs of its tasks."""
