@@ -1,0 +1,108 @@
+"""Opening Redis the way this project needs it, and telling its failures apart."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError as RedisConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
+from redis.retry import Retry
+
+# A command answers in under a millisecond; a Redis that takes seconds is away as far as a caller
+# can tell. The sum of both times, twice (one retry), stays under the 5 s in which the API must
+# answer 503.
+SOCKET_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 1.0
+POOL_WAIT_S = 2.0
+POOL_SIZE = 32
+_RETRIED = (RedisConnectionError, RedisTimeoutError, ConnectionError, asyncio.TimeoutError)
+
+# What passes by itself: the network, a restart, a failover, a full memory that is emptied.
+TRANSIENT_ERRORS = (
+    RedisConnectionError,
+    RedisTimeoutError,
+    BusyLoadingError,
+    ReadOnlyError,
+    OutOfMemoryError,
+    ConnectionError,
+    asyncio.TimeoutError,
+)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a failure of Redis heals by itself, so that trying again later makes sense."""
+    if isinstance(error, TRANSIENT_ERRORS):
+        return True
+    # A script passes its commands' errors on as plain ResponseErrors.
+    return isinstance(error, ResponseError) and any(
+        word in str(error) for word in ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
+    )
+
+
+@asynccontextmanager
+async def open_redis(
+    url: str, *, pool_size: int = POOL_SIZE
+) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
+
+    Waits for a pooled connection for `POOL_WAIT_S` at most, then fails like an absent Redis.
+    """
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=pool_size,
+        timeout=POOL_WAIT_S,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=0,
+        retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED),
+    )
+    client = redis.asyncio.Redis(connection_pool=pool)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+        await pool.aclose()
+
+
+def open_subscriber(url: str) -> redis.asyncio.Redis:
+    """A client for one pub/sub connection: reads wait for ever, lost connections are reported."""
+    return redis.asyncio.Redis.from_url(
+        url,
+        socket_timeout=None,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=AsyncRetry(NoBackoff(), 0),
+    )
+
+
+def open_blocking_redis(url: str) -> redis.Redis:
+    """A client for the thread that renews leases: no retries, since it keeps time itself."""
+    return redis.Redis.from_url(
+        url,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_keepalive=True,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+__all__ = [
+    "TRANSIENT_ERRORS",
+    "RedisError",
+    "is_transient",
+    "open_blocking_redis",
+    "open_redis",
+    "open_subscriber",
+]

@@ -1,0 +1,107 @@
+"""The events of a task's log: how a worker writes them and how everyone reads them.
+
+An entry of the log is `XADD log:<id> <seq>-0 k <kind> a <attempt> i <ids> d <data>`:
+
+| kind | ids | data |
+| --- | --- | --- |
+| `t` token | token ids, with commas between | the text as a JSON string |
+| `completed` | – | `{"finish_reason": …, "usage": {…}}` |
+| `cancelled` | – | `{"usage": {…}}` |
+| `failed` | – | `{"error": {"message", "type", "param", "code"}}` |
+
+The data is JSON already, so a pod passes it on without decoding it. A token event carries one token
+almost always; none when held-back text comes free at the end.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from millstream.shared.states import TaskState
+
+TOKEN = "t"  # noqa: S105 - a kind of event, no secret
+TERMINAL_KINDS = frozenset({TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED})
+
+
+class Event(NamedTuple):
+    """One entry of a task's log. A tuple, since a busy pod makes a hundred thousand a second."""
+
+    seq: int
+    kind: str
+    ids: str
+    data: str
+
+    @property
+    def terminal(self) -> bool:
+        """Whether this is the last event of its task."""
+        return self.kind != TOKEN
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The token ids it carries."""
+        return [int(part) for part in self.ids.split(",")] if self.ids else []
+
+    @property
+    def token_count(self) -> int:
+        """How many tokens it carries."""
+        return self.ids.count(",") + 1 if self.ids else 0
+
+    @property
+    def text(self) -> str:
+        """The text of a token event."""
+        return _text_decoder.decode(self.data)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The data of a terminal event."""
+        return _body_decoder.decode(self.data)
+
+
+_text_decoder = msgspec.json.Decoder(str)
+_body_decoder = msgspec.json.Decoder(dict[str, Any])
+_pod_decoder = msgspec.msgpack.Decoder(list[list[Any]])
+_encode_text = msgspec.json.Encoder().encode
+
+
+def token_data(text: str) -> str:
+    """The data of a token event."""
+    return _encode_text(text).decode()
+
+
+def error_data(message: str, *, code: str, param: str | None = None, kind: str) -> str:
+    """The data of a failed event; `kind` is OpenAI's error type."""
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return _encode_text({"error": error}).decode()
+
+
+def decode_log(entries: Sequence[Sequence[Any]]) -> list[Event]:
+    """Read entries as XRANGE or a script returns them: `[id, [field, value, …]]`, all bytes."""
+    events: list[Event] = []
+    for entry_id, fields in entries:
+        seq = int(entry_id[: entry_id.index(b"-")])
+        named = dict(zip(fields[::2], fields[1::2], strict=True))
+        events.append(
+            Event(seq, named[b"k"].decode(), named[b"i"].decode(), named[b"d"].decode())
+        )
+    return events
+
+
+def decode_pod_message(payload: bytes) -> list[tuple[str, list[Event]]]:
+    """Read what a pod's channel carries: per task its id and its new events.
+
+    The message is msgpack `[[task_id, first_seq, kind, ids, data, kind, ids, data, …], …]`.
+    """
+    tasks: list[tuple[str, list[Event]]] = []
+    for row in _pod_decoder.decode(payload):
+        seq = row[1]
+        tasks.append(
+            (
+                row[0],
+                [
+                    Event(seq + n, row[at], row[at + 1], row[at + 2])
+                    for n, at in enumerate(range(2, len(row), 3))
+                ],
+            )
+        )
+    return tasks

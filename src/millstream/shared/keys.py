@@ -1,0 +1,79 @@
+"""Every name Millstream uses in Redis, each spelled once.
+
+A shard is a hash slot: the tag `{ms:0}` puts all keys of a shard on one node, so that every state
+change of a task can be one atomic script, on a cluster too.
+
+| key | type | life |
+| --- | --- | --- |
+| `{ms:k}:queue:<model>` | STREAM with group `workers` | entries go at the end of their task |
+| `{ms:k}:idle:<model>` | ZSET worker → running tasks | workers that wait for a bell |
+| `{ms:k}:rate:<model>` | HASH | smoothed service rate, a day |
+| `{ms:k}:task:<id>` | HASH | while the task lives, then RESULT_TTL_S |
+| `{ms:k}:log:<id>` | STREAM `1-0`, `2-0`, … | as the task |
+| `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
+| `{ms:k}:idem:<caller>:<key>` | STRING | a day |
+| `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
+| `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | – |
+| `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
+| `{ms}:models` | HASH model → last time a worker was ready for it | a week |
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+WORKERS = "{ms}:workers"
+APIS = "{ms}:apis"
+MODELS = "{ms}:models"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of one shard."""
+
+    shard: int
+
+    @property
+    def tag(self) -> str:
+        """The hash tag all names of the shard begin with."""
+        return f"{{ms:{self.shard}}}"
+
+    def queue(self, model: str) -> str:
+        """The stream of tasks for a model: its length is waiting plus running."""
+        return f"{self.tag}:queue:{model}"
+
+    def idle(self, model: str) -> str:
+        """The workers that found the queue empty and want a bell."""
+        return f"{self.tag}:idle:{model}"
+
+    def rate(self, model: str) -> str:
+        """How fast tasks of the model have been ending."""
+        return f"{self.tag}:rate:{model}"
+
+    def dead(self, model: str) -> str:
+        """Tasks that took MAX_ATTEMPTS workers down."""
+        return f"{self.tag}:dead:{model}"
+
+    def task(self, task_id: str) -> str:
+        """A task's state."""
+        return f"{self.tag}:task:{task_id}"
+
+    def log(self, task_id: str) -> str:
+        """A task's numbered events."""
+        return f"{self.tag}:log:{task_id}"
+
+    def tomb(self, task_id: str) -> str:
+        """What is left of a task whose log has expired."""
+        return f"{self.tag}:tomb:{task_id}"
+
+    def idempotency(self, caller: str, key: str) -> str:
+        """What a caller's idempotency key stands for; hashed, since both are the caller's text."""
+        digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=16).hexdigest()
+        return f"{self.tag}:idem:{digest}"
+
+    def pod(self, pod_id: str) -> str:
+        """The channel on which a pod hears of the tasks it follows."""
+        return f"{self.tag}:pod:{pod_id}"
+
+    def control(self, worker_id: str) -> str:
+        """The channel on which a worker is rung and told of stops."""
+        return f"{self.tag}:ctl:{worker_id}"

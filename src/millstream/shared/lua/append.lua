@@ -1,0 +1,60 @@
+#!lua
+-- Write one decode step of many tasks of a model: their new events, and the end of those that end.
+-- KEYS: queue
+-- ARGV: result_ttl_s, msgpack rows
+--   row: {id, attempt, prompt_tokens, first_seq, outcome, detail, ids, data, ids, data, …}
+--   outcome '' goes on; 'completed' (detail: finish reason) or 'failed' (detail: error JSON) ends
+-- -> per row the number of the last event in the log, or
+--    -1 another attempt owns the task, -2 it has ended, -3 there is no such task
+-- An event the log has already is skipped; one that would leave a gap is not written, and the
+-- answer tells the worker from where to send again.
+local result_ttl_s = tonumber(ARGV[1])
+local answers = {}
+for at, row in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local id, attempt, first = row[1], int(row[2]), row[4]
+  local state, owner, seq, tokens, followers = unpack(redis.call('HMGET', task_key(id),
+    'state', 'attempt', 'seq', 'tokens', 'followers'))
+  if not state then
+    answers[at] = -3
+  elseif owner ~= attempt then
+    answers[at] = -1
+  elseif state ~= 'running' then
+    answers[at] = -2
+  else
+    seq, tokens = tonumber(seq), tonumber(tokens)
+    local log = log_key(id)
+    local message = {id, seq + 1}
+    local last = first - 1
+    for part = 7, #row, 2 do
+      last = last + 1
+      if last == seq + 1 then
+        local ids, data = row[part], row[part + 1]
+        redis.call('XADD', log, int(last) .. '-0', 'k', 't', 'a', attempt, 'i', ids, 'd', data)
+        seq = last
+        if ids ~= '' then
+          tokens = tokens + 1 + select(2, string.gsub(ids, ',', ''))
+        end
+        local size = #message
+        message[size + 1], message[size + 2], message[size + 3] = 't', ids, data
+      end
+    end
+    if seq == 0 then redis.call('HSET', task_key(id), 'prompt_tokens', int(row[3])) end
+    if #message > 2 then
+      if message[2] == 1 then
+        redis.call('HSET', task_key(id), 'seq', int(seq), 'tokens', int(tokens),
+          'prompt_tokens', int(row[3]))
+        redis.call('EXPIRE', log, redis.call('TTL', task_key(id)))
+      else
+        redis.call('HSET', task_key(id), 'seq', int(seq), 'tokens', int(tokens))
+      end
+      post(followers, message)
+    end
+    if row[5] ~= '' and last == seq then
+      finish(id, read_task(id), row[5], row[6], result_ttl_s)
+      seq = seq + 1
+    end
+    answers[at] = seq
+  end
+end
+send_posts()
+return answers

@@ -1,0 +1,115 @@
+#!lua
+-- Give a worker tasks to run: first those whose lease has lapsed, then new ones. What is delivered
+-- is started in the same step, so nothing can be lost between the two.
+-- KEYS: queue
+-- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
+--       recover (0|1), live_ttl_s, result_ttl_s
+-- -> {rows, waiting}; row: {id, attempt, entry, request, log entries}
+local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
+local free, running = tonumber(ARGV[3]), tonumber(ARGV[4])
+local lease_ms, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6])
+local sweep, recover = ARGV[7] == '1', ARGV[8] == '1'
+local live_ttl_s, result_ttl_s = ARGV[9], tonumber(ARGV[10])
+local rows = {}
+local held = pending(queue)
+redis.call('ZREM', idle_key(model), me)
+
+local function drop(entry)
+  redis.call('XACK', queue, GROUP, entry)
+  redis.call('XDEL', queue, entry)
+end
+
+local function give(id, task, entry)
+  redis.call('EXPIRE', task_key(id), live_ttl_s)
+  redis.call('EXPIRE', log_key(id), live_ttl_s)
+  rows[#rows + 1] = {
+    id, tonumber(task.attempt), entry, task.request, redis.call('XRANGE', log_key(id), '-', '+'),
+  }
+end
+
+-- A lost worker counts against a task only while the task makes no progress between losses: a
+-- poison task dies at the same place each time, a long one on failing machines does not.
+local function take_over(id, task, entry)
+  if task.released ~= '1' then
+    local seq = tonumber(task.seq)
+    local lost = tonumber(task.lost or 0)
+    lost = (seq > tonumber(task.lost_seq or -1)) and 1 or lost + 1
+    if lost >= max_attempts then
+      task.entry = entry
+      finish(id, task, 'failed', string.format(
+        '{"error": {"message": "The task took %d workers down without progress.", '
+        .. '"type": "server_error", "param": null, "code": "max_attempts"}}', lost), result_ttl_s)
+      redis.call('XADD', dead_key(model), 'MAXLEN', '~', '1000', '*',
+        'task', id, 'caller', task.caller or '', 'lost', int(lost), 'request', task.request)
+      redis.call('EXPIRE', dead_key(model), 30 * 86400)
+      return
+    end
+    redis.call('HSET', task_key(id), 'lost', int(lost), 'lost_seq', task.seq)
+  end
+  task.attempt = int(task.attempt + 1)
+  redis.call('HSET', task_key(id), 'attempt', task.attempt, 'worker', me, 'released', '0')
+  give(id, task, entry)
+end
+
+local function start(id, task, entry)
+  task.attempt = int(task.attempt + 1)
+  redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
+    'started', int(now_ms()))
+  give(id, task, entry)
+end
+
+local function handle(entry, reclaimed)
+  local id = entry[2][2]
+  local task = read_task(id)
+  if task.state == 'queued' then
+    start(id, task, entry[1])
+  elseif task.state ~= 'running' then
+    drop(entry[1]) -- expired, or ended already
+  elseif reclaimed then
+    take_over(id, task, entry[1])
+  end -- else: the group was made anew; its owner renews it, or it lapses and is reclaimed
+end
+
+if recover then -- an answer to an earlier claim was lost: what we own, under the attempt it has
+  for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', 1000,
+      'STREAMS', queue, '0')[1][2]) do
+    if entry[2] then
+      local task = read_task(entry[2][2])
+      if task.state == 'running' and task.worker == me then give(entry[2][2], task, entry[1]) end
+    end
+  end
+end
+
+if sweep and held > 0 then
+  local cursor, rounds = '0-0', 0
+  repeat
+    local answer = redis.call('XAUTOCLAIM', queue, GROUP, me, lease_ms, cursor,
+      'COUNT', free - #rows)
+    cursor, rounds = answer[1], rounds + 1
+    for _, entry in ipairs(answer[2]) do handle(entry, true) end
+  until cursor == '0-0' or #rows >= free or rounds >= 50
+  for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, GROUP)) do
+    -- {name, x, pending, n, idle, ms, …}; one that owns nothing and was long silent is gone
+    if consumer[4] == 0 and consumer[6] > 10 * lease_ms and consumer[2] ~= me then
+      redis.call('XGROUP', 'DELCONSUMER', queue, GROUP, consumer[2])
+    end
+  end
+end
+
+local waiting = redis.call('XLEN', queue) - pending(queue)
+if waiting > 0 and #rows < free then
+  -- Leave their share to the others that wait for work.
+  local share = math.ceil(waiting / (1 + redis.call('ZCARD', idle_key(model))))
+  local answer = redis.call('XREADGROUP', 'GROUP', GROUP, me,
+    'COUNT', math.min(free - #rows, share), 'STREAMS', queue, '>')
+  if answer then
+    for _, entry in ipairs(answer[1][2]) do handle(entry, false) end
+  end
+  waiting = redis.call('XLEN', queue) - pending(queue)
+end
+if waiting == 0 and #rows < free then
+  redis.call('ZADD', idle_key(model), int(running + #rows), me)
+  redis.call('EXPIRE', idle_key(model), 3600)
+end
+send_posts()
+return {rows, waiting}

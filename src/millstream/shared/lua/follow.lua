@@ -1,0 +1,19 @@
+#!lua flags=allow-oom
+-- Read a task's log after event n and, in the same step, follow what comes: no gap between the two.
+-- KEYS: task
+-- ARGV: id, caller, pod ('' only reads), after, at most so many events
+-- -> {'ok', state, seq, model, log entries} | {'unknown'} | {'expired'}
+local id, pod = ARGV[1], ARGV[3]
+local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers')
+if not task[1] then
+  return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
+end
+if task[2] ~= ARGV[2] then return {'unknown'} end
+if pod ~= '' and (task[1] == 'queued' or task[1] == 'running') then
+  local followers = task[5] or ''
+  if without(followers, pod) == followers then
+    redis.call('HSET', KEYS[1], 'followers', followers .. (followers == '' and '' or ' ') .. pod)
+  end
+end
+return {'ok', task[1], task[3], task[4],
+  redis.call('XRANGE', log_key(id), int(tonumber(ARGV[4]) + 1) .. '-0', '+', 'COUNT', ARGV[5])}

@@ -1,0 +1,139 @@
+-- Shared by all scripts: put between a script's first line and its body.
+-- Names are spelled as in keys.py; tests/unit/shared/test_scripts_text.py compares them.
+local GROUP = 'workers'
+local TOMB_EXTRA_S = 86400 -- how long one can still be told "expired" and not "unknown"
+
+local tag = string.match(KEYS[1], '^{[^}]*}')
+local function task_key(id) return tag .. ':task:' .. id end
+local function log_key(id) return tag .. ':log:' .. id end
+local function tomb_key(id) return tag .. ':tomb:' .. id end
+local function queue_key(model) return tag .. ':queue:' .. model end
+local function idle_key(model) return tag .. ':idle:' .. model end
+local function rate_key(model) return tag .. ':rate:' .. model end
+local function dead_key(model) return tag .. ':dead:' .. model end
+local function pod_channel(pod) return tag .. ':pod:' .. pod end
+local function control_channel(worker) return tag .. ':ctl:' .. worker end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function int(value) return string.format('%d', value) end
+
+-- How many tasks of the queue a worker holds. The group is made where it is missing: after a loss
+-- of data the first to come makes it again, and tasks in a terminal state are never run twice.
+local function pending(queue)
+  local answer = redis.pcall('XPENDING', queue, GROUP)
+  if answer.err then
+    redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
+    return 0
+  end
+  return answer[1]
+end
+
+-- Milliseconds until `places` more tasks have been served: Little's law on the smoothed service time.
+local function wait_ms(model, places, running)
+  local service = tonumber(redis.call('HGET', rate_key(model), 'service_ms') or '') or 1000
+  return math.floor(places * service / math.max(running, 1))
+end
+
+-- Wake the least loaded worker that waits for work. One that no longer listens is passed over; one
+-- that is frozen costs its task no more than the others' poll interval.
+local function ring(model, word)
+  for _ = 1, 8 do
+    local popped = redis.call('ZPOPMIN', idle_key(model))
+    if #popped == 0 then return end
+    if redis.call('SPUBLISH', control_channel(popped[1]), word) > 0 then return end
+  end
+end
+
+-- Rows for the pods that follow a task; sent once per pod, whatever the number of tasks.
+local outbox = {}
+local function post(followers, row)
+  for pod in string.gmatch(followers or '', '%S+') do
+    local rows = outbox[pod]
+    if not rows then
+      rows = {}
+      outbox[pod] = rows
+    end
+    rows[#rows + 1] = row
+  end
+end
+
+local function without(followers, pod)
+  local kept = {}
+  for name in string.gmatch(followers or '', '%S+') do
+    if name ~= pod then kept[#kept + 1] = name end
+  end
+  return table.concat(kept, ' ')
+end
+
+-- A pod that nobody hears is struck off the tasks it followed; it follows again when it is back.
+local function send_posts()
+  for pod, rows in pairs(outbox) do
+    if redis.call('SPUBLISH', pod_channel(pod), cmsgpack.pack(rows)) == 0 then
+      for _, row in ipairs(rows) do
+        local followers = redis.call('HGET', task_key(row[1]), 'followers')
+        if followers then
+          redis.call('HSET', task_key(row[1]), 'followers', without(followers, pod))
+        end
+      end
+    end
+  end
+end
+
+local function usage_json(prompt, completion)
+  return string.format(
+    '{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}',
+    prompt, completion, prompt + completion)
+end
+
+-- End a task: its last event, its state, its place in the queue, its remaining life. `task` holds
+-- seq, attempt, entry, model, caller, followers, started, prompt_tokens, tokens (strings or false).
+-- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON).
+-- The growing command comes first, so that a full Redis refuses the whole.
+local function finish(id, task, kind, detail, result_ttl_s)
+  local seq = int(tonumber(task.seq or 0) + 1)
+  local usage = usage_json(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
+  local data
+  if kind == 'completed' then
+    data = '{"finish_reason": "' .. detail .. '", "usage": ' .. usage .. '}'
+  elseif kind == 'cancelled' then
+    data = '{"usage": ' .. usage .. '}'
+  else
+    data = detail
+  end
+  local now = now_ms()
+  redis.call('XADD', log_key(id), seq .. '-0',
+    'k', kind, 'a', task.attempt or '0', 'i', '', 'd', data)
+  redis.call('HSET', task_key(id), 'state', kind, 'seq', seq, 'finished', int(now),
+    kind == 'completed' and 'finish_reason' or 'error', kind == 'cancelled' and '' or detail)
+  local queue = queue_key(task.model)
+  if task.entry then
+    redis.call('XACK', queue, GROUP, task.entry)
+    redis.call('XDEL', queue, task.entry)
+  end
+  redis.call('EXPIRE', task_key(id), result_ttl_s)
+  redis.call('EXPIRE', log_key(id), result_ttl_s)
+  redis.call('SET', tomb_key(id), task.caller or '', 'EX', int(result_ttl_s + TOMB_EXTRA_S))
+  if task.started then
+    local rate = rate_key(task.model)
+    local service = now - tonumber(task.started)
+    local smoothed = tonumber(redis.call('HGET', rate, 'service_ms') or '') or service
+    redis.call('HSET', rate, 'service_ms', int(0.8 * smoothed + 0.2 * service))
+    redis.call('EXPIRE', rate, 86400)
+  end
+  post(task.followers, {id, tonumber(seq), kind, '', data})
+end
+
+local TASK_FIELDS = {
+  'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
+  'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released',
+}
+local function read_task(id)
+  local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))
+  local task = {}
+  for at, name in ipairs(TASK_FIELDS) do task[name] = values[at] end
+  return task
+end

@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- Keep the leases of a worker's tasks. XCLAIM alone asks nobody who owns an entry, so a worker that
+-- woke up late would take it back: hence the look at the attempt.
+-- KEYS: queue
+-- ARGV: worker, live_ttl_s, then id, attempt, entry of each task
+-- -> per task 1 renewed, 0 no longer ours
+local answers = {}
+for at = 3, #ARGV, 3 do
+  local id, attempt, entry = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker')
+  if task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1] then
+    -- FORCE: after a loss of data the group may have been made anew, without its pending list.
+    redis.call('XCLAIM', KEYS[1], GROUP, ARGV[1], 0, entry, 'FORCE', 'JUSTID')
+    redis.call('EXPIRE', task_key(id), ARGV[2])
+    redis.call('EXPIRE', log_key(id), ARGV[2])
+    answers[#answers + 1] = 1
+  else
+    answers[#answers + 1] = 0
+  end
+end
+return answers

@@ -1,0 +1,21 @@
+#!lua flags=allow-oom
+-- End a task now, whoever runs it: the log gets its last event in this step, so no later token,
+-- worker or restart can undo it. Its worker is told, and every append of it is refused besides.
+-- KEYS: task
+-- ARGV: id, caller, result_ttl_s
+-- -> {state, prompt tokens, completion tokens, error or ''} | {'unknown'} | {'expired'}
+local id = ARGV[1]
+local task = read_task(id)
+if not task.state then
+  return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
+end
+if task.caller ~= ARGV[2] then return {'unknown'} end
+if task.state == 'queued' or task.state == 'running' then
+  finish(id, task, 'cancelled', '', tonumber(ARGV[3]))
+  send_posts()
+  if task.worker and task.worker ~= '' then
+    redis.call('SPUBLISH', control_channel(task.worker), 'stop ' .. id .. ' ' .. task.attempt)
+  end
+  task.state = 'cancelled'
+end
+return {task.state, task.prompt_tokens or '0', task.tokens or '0'}

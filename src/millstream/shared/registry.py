@@ -1,0 +1,73 @@
+"""Who is in the fleet: each process says so by heartbeats, and everyone can read the roster."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from millstream.shared import keys
+from millstream.shared.scripts import Scripts
+from millstream.shared.states import WorkerState
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's heartbeat."""
+
+    id: str
+    pid: int
+    host: str
+    model: str
+    engine: str
+    state: WorkerState
+    slots: int
+    running: int = 0
+    tokens_per_s: float = 0.0
+    attempts_reclaimed: int = 0
+    context_length: int = 0
+    numerics: str = ""
+    note: str = ""
+    """What a starting worker is doing."""
+    started_at: float = 0.0
+    """Unix time."""
+    stale_refused: int = 0
+    """Appends and renewals refused because a task had moved on or ended."""
+
+
+class ApiInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An API pod's heartbeat."""
+
+    id: str
+    pid: int
+    host: str
+    url: str
+    streams: int = 0
+
+
+def heartbeat_interval(lease_s: float) -> float:
+    """A quarter of the lease: three may be lost before anyone is missed."""
+    return lease_s / 4
+
+
+def heartbeat_ttl(lease_s: float) -> float:
+    """A process silent for a lease is gone; a pod's roster must not outlive its tasks' leases."""
+    return lease_s
+
+
+_worker_decoder = msgspec.json.Decoder(WorkerInfo)
+_api_decoder = msgspec.json.Decoder(ApiInfo)
+
+
+async def read_workers(scripts: Scripts, *, lease_s: float) -> list[WorkerInfo]:
+    """The workers that live, in order of their ids."""
+    rows = await scripts.roster(keys.WORKERS, ttl_s=heartbeat_ttl(lease_s))
+    return sorted((_worker_decoder.decode(row) for row in rows), key=lambda info: info.id)
+
+
+async def read_apis(scripts: Scripts, *, lease_s: float) -> list[ApiInfo]:
+    """The API pods that live, in order of their ids."""
+    rows = await scripts.roster(keys.APIS, ttl_s=heartbeat_ttl(lease_s))
+    return sorted((_api_decoder.decode(row) for row in rows), key=lambda info: info.id)
+
+
+def has_ready_worker(workers: Sequence[WorkerInfo]) -> bool:
+    """Whether any worker takes tasks now."""
+    return any(worker.state == WorkerState.READY for worker in workers)

@@ -1,0 +1,314 @@
+"""Typed callers of the atomic steps; each is one script in `lua/`, and each may be sent again.
+
+A script is `lua/<name>.lua` with `lua/lib.lua` put in after its first line. redis-py sends its hash
+and, where the server has forgotten it (restart, failover, SCRIPT FLUSH), its text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import redis
+import redis.asyncio
+
+from millstream.shared import keys
+from millstream.shared.events import Event, decode_log
+from millstream.shared.keys import Keys
+from millstream.shared.states import TaskState
+
+STALE, ENDED, MISSING = -1, -2, -3
+"""What append answers instead of an event number."""
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+@cache
+def script_text(name: str) -> str:
+    """The full text of a script."""
+    folder = files("millstream.shared") / "lua"
+    shebang, _, body = (folder / f"{name}.lua").read_text("utf-8").partition("\n")
+    return f"{shebang}\n{(folder / 'lib.lua').read_text('utf-8')}\n{body}"
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A task that was accepted, or that this idempotency key had made before."""
+
+    task_id: str
+    known: bool
+    position: int
+    eta_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A task that was not accepted: the queue is full, or the key stands for another body."""
+
+    conflict: bool
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A task given to this worker, with its log so far."""
+
+    task_id: str
+    attempt: int
+    entry: str
+    request: bytes
+    log: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPage:
+    """A piece of a task's log, and how the task stood at that moment."""
+
+    state: TaskState
+    seq: int
+    """The number of the last event in the whole log."""
+    model: str
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """How a model's queue stands on one shard."""
+
+    running: int
+    waiting: int
+    oldest_wait_s: float
+    service_s: float
+    waiting_ids: list[str]
+
+
+class AppendRow(msgspec.Struct, frozen=True):
+    """What one decode step (or several) brought for one task."""
+
+    task_id: str
+    attempt: int
+    prompt_tokens: int
+    first_seq: int
+    events: Sequence[tuple[str, str]]
+    """(ids, data) of token events, numbered from `first_seq`."""
+    outcome: str = ""
+    """'' goes on; a terminal state ends the task after the events."""
+    detail: str = ""
+    """The finish reason of a completed task, the error JSON of a failed one."""
+
+    def flatten(self) -> list[Any]:
+        """The row as append.lua reads it."""
+        row: list[Any] = [
+            self.task_id,
+            self.attempt,
+            self.prompt_tokens,
+            self.first_seq,
+            self.outcome,
+            self.detail,
+        ]
+        for ids, data in self.events:
+            row.append(ids)
+            row.append(data)
+        return row
+
+
+class Scripts:
+    """The atomic steps on one Redis, for asyncio."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._scripts: dict[str, Any] = {}
+
+    async def _run(self, name: str, script_keys: list[str], args: list[Any]) -> Any:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._client.register_script(script_text(name))
+        return await script(keys=script_keys, args=args)
+
+    async def submit(
+        self,
+        shard: Keys,
+        *,
+        task_id: str,
+        model: str,
+        caller: str,
+        request: bytes,
+        max_queue: int,
+        live_ttl_s: int,
+        idempotency_key: str | None = None,
+        body_hash: str = "",
+        idempotency_ttl_s: int = 86_400,
+    ) -> Submitted | Refused:
+        """Accept a task, or say why not; nothing is stored in the second case."""
+        script_keys = [shard.task(task_id), shard.queue(model)]
+        if idempotency_key is not None:
+            script_keys.append(shard.idempotency(caller, idempotency_key))
+        answer = await self._run(
+            "submit",
+            script_keys,
+            [task_id, model, caller, request, max_queue, live_ttl_s, body_hash, idempotency_ttl_s],
+        )
+        match answer[0]:
+            case b"queued":
+                return Submitted(answer[1].decode(), False, answer[2], answer[3] / 1000)
+            case b"known":
+                return Submitted(answer[1].decode(), True, 0, 0.0)
+            case b"full":
+                return Refused(conflict=False, retry_after_s=answer[1] / 1000)
+            case _:
+                return Refused(conflict=True, retry_after_s=0)
+
+    async def claim(
+        self,
+        shard: Keys,
+        *,
+        worker: str,
+        model: str,
+        free: int,
+        running: int,
+        lease_s: float,
+        max_attempts: int,
+        live_ttl_s: int,
+        result_ttl_s: int,
+        sweep: bool,
+        recover: bool = False,
+    ) -> tuple[list[Claim], int]:
+        """Take up to `free` tasks; also tells how many still wait.
+
+        With `sweep`, tasks whose lease has lapsed come first. With `recover`, also those that an
+        earlier claim gave us in an answer that was lost; ones that run already may be among them.
+        """
+        rows, waiting = await self._run(
+            "claim",
+            [shard.queue(model)],
+            [
+                worker,
+                model,
+                free,
+                running,
+                int(lease_s * 1000),
+                max_attempts,
+                int(sweep),
+                int(recover),
+                live_ttl_s,
+                result_ttl_s,
+            ],
+        )
+        claims = [
+            Claim(row[0].decode(), row[1], row[2].decode(), row[3], decode_log(row[4]))
+            for row in rows
+        ]
+        return claims, waiting
+
+    async def append(
+        self, shard: Keys, *, model: str, result_ttl_s: int, rows: Sequence[AppendRow]
+    ) -> list[int]:
+        """Write new events of many tasks; per row the last number in the log, or a refusal."""
+        packed = _pack([row.flatten() for row in rows])
+        return await self._run("append", [shard.queue(model)], [result_ttl_s, packed])
+
+    async def release(
+        self,
+        shard: Keys,
+        *,
+        worker: str,
+        model: str,
+        lease_s: float,
+        blame: bool,
+        tasks: Sequence[tuple[str, int, str]],
+    ) -> int:
+        """Hand tasks (id, attempt, entry) over at once; how many were still ours.
+
+        With `blame` the loss counts against the tasks as a dead worker's would.
+        """
+        args: list[Any] = [worker, model, int(lease_s * 1000), int(blame)]
+        for task in tasks:
+            args.extend(task)
+        return await self._run("release", [shard.queue(model)], args)
+
+    async def stop(
+        self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int
+    ) -> tuple[str, int, int]:
+        """End a task as cancelled if it has not ended; its state, prompt and completion tokens.
+
+        The state is `unknown` or `expired` where there is no such task of this caller.
+        """
+        answer = await self._run("stop", [shard.task(task_id)], [task_id, caller, result_ttl_s])
+        if len(answer) == 1:
+            return answer[0].decode(), 0, 0
+        return answer[0].decode(), int(answer[1]), int(answer[2])
+
+    async def follow(
+        self, shard: Keys, *, task_id: str, caller: str, pod: str, after: int, count: int
+    ) -> LogPage | str:
+        """Events after number `after`, and from now on the rest on the pod's channel.
+
+        An empty `pod` only reads. Answers `unknown` or `expired` where there is no such task.
+        """
+        answer = await self._run(
+            "follow", [shard.task(task_id)], [task_id, caller, pod, after, count]
+        )
+        if answer[0] != b"ok":
+            return answer[0].decode()
+        return LogPage(
+            TaskState(answer[1].decode()), int(answer[2]), answer[3].decode(), decode_log(answer[4])
+        )
+
+    async def unfollow(self, shard: Keys, *, pod: str, task_ids: Sequence[str]) -> None:
+        """Stop the pod's channel from carrying these tasks."""
+        await self._run("unfollow", [shard.task(task_ids[0])], [pod, *task_ids])
+
+    async def waiting(self, shard: Keys, *, model: str, count: int = 0) -> QueueView:
+        """How a model's queue stands, with the first `count` (at least 1) of the waiting ids."""
+        answer = await self._run("waiting", [shard.queue(model)], [model, max(1, count)])
+        return QueueView(
+            answer[0],
+            answer[1],
+            answer[2] / 1000,
+            answer[3] / 1000,
+            [task_id.decode() for task_id in answer[4]],
+        )
+
+    async def roster(self, registry: str, *, ttl_s: float) -> list[bytes]:
+        """The JSON of every process whose last heartbeat is no older than `ttl_s`."""
+        return await self._run("roster", [registry], [int(ttl_s * 1000)])
+
+    async def heartbeat(
+        self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""
+    ) -> None:
+        """Say that a process lives, and for which model it is ready."""
+        await self._run("heartbeat", [registry, keys.MODELS], [member, json, int(ttl_s + 1), model])
+
+
+class LeaseScripts:
+    """The two steps that a worker's lease thread takes, on a blocking client of its own."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._renew = client.register_script(script_text("renew"))
+        self._heartbeat = client.register_script(script_text("heartbeat"))
+
+    def renew(
+        self,
+        shard: Keys,
+        *,
+        worker: str,
+        model: str,
+        live_ttl_s: int,
+        tasks: Sequence[tuple[str, int, str]],
+    ) -> list[bool]:
+        """Renew the leases of tasks (id, attempt, entry); False where one is no longer ours."""
+        args: list[Any] = [worker, live_ttl_s]
+        for task in tasks:
+            args.extend(task)
+        answer: Any = self._renew(keys=[shard.queue(model)], args=args)
+        return [bool(kept) for kept in answer]
+
+    def heartbeat(
+        self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""
+    ) -> None:
+        """As `Scripts.heartbeat`, from the thread that keeps time when the event loop does not."""
+        self._heartbeat(
+            keys=[registry, keys.MODELS], args=[member, json, int(ttl_s + 1), model]
+        )

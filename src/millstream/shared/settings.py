@@ -1,0 +1,173 @@
+"""Settings: read once from `MILLSTREAM_…` and `.env`, checked loudly, then frozen."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from millstream.shared.errors import SettingsError
+
+PREFIX = "MILLSTREAM_"
+ENV_FILE = ".env"
+BUNDLED_MODEL = "smollm2-135m-instruct"
+
+
+class Settings(BaseSettings):
+    """Every setting of API pods and workers; each default works for `millstream up`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, env_ignore_empty=True
+    )
+
+    redis_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="Redis >= 7 or Valkey: `redis://`, `rediss://` or `unix://`.",
+    )
+    shards: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Hash slots the fleet's keys are spread over; the same on every process.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port the API listens on.")
+    model: str = Field(
+        default="",
+        max_length=200,
+        description="Name under which a worker offers its model (default: from the source); "
+        "an API pod takes tasks for it even before a worker has joined.",
+    )
+    model_source: str = Field(
+        default="bundled",
+        description="A local folder, a hub id, a `.gguf` file, or `bundled` "
+        "(SmolLM2-135M-Instruct).",
+    )
+    engine: Literal["transformers", "fake"] = Field(
+        default="transformers", description="`transformers`, or `fake` for tests and load."
+    )
+    device: str = Field(default="auto", description="`auto` (cuda, then mps, then cpu) or a name.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="`auto` is float32 on a CPU and bfloat16 on a GPU."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Whether a model's own code from the hub may run."
+    )
+    max_concurrent: int = Field(
+        default=32, ge=1, le=4096, description="Tasks a worker runs at once."
+    )
+    max_queue: int = Field(
+        default=1000, ge=0, description="Tasks that may wait per model and shard; more get a 503."
+    )
+    lease_s: float = Field(
+        default=10.0,
+        ge=0.5,
+        le=3600,
+        description="A worker silent, or without a decode step, for so long loses its tasks.",
+    )
+    max_attempts: int = Field(
+        default=3,
+        ge=1,
+        le=100,
+        description="Workers a task may take down without any progress before it fails.",
+    )
+    drain_s: float = Field(
+        default=20.0, ge=1, description="Longest time from SIGTERM to exit, for API and worker."
+    )
+    result_ttl_s: int = Field(
+        default=3600, ge=1, description="How long a finished task can be read."
+    )
+    keepalive_s: float = Field(
+        default=10.0, gt=0, description="Longest silence on an open stream before a comment line."
+    )
+    disconnect_grace_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="How long after the client went away its chat task is stopped.",
+    )
+    max_prompt_chars: int = Field(
+        default=262_144, ge=1, description="Longest prompt, all messages together, in characters."
+    )
+    max_tokens_limit: int = Field(
+        default=131_072, ge=1, description="Longest answer a caller may ask for, in tokens."
+    )
+    max_task_s: int = Field(
+        default=3600, ge=1, description="Longest life of a task from submit to end."
+    )
+    cors_origins: str = Field(
+        default="*",
+        description="Origins whose pages may call the API, with commas between; empty: none.",
+    )
+    log_format: Literal["text", "json"] = Field(default="text", description="`text` or `json`.")
+    fake_tokens_per_s: float = Field(
+        default=0.0,
+        ge=0,
+        description="Speed of the fake engine per task; 0 is as fast as it goes.",
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_scheme(cls, url: str) -> str:
+        if not url.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return url
+
+    @property
+    def model_name(self) -> str:
+        """The name a worker offers its model under."""
+        if self.model:
+            return self.model
+        if self.engine == "fake":
+            return "fake"
+        return name_of_source(self.model_source)
+
+    @property
+    def live_ttl_s(self) -> int:
+        """How long the keys of an unfinished task may live untouched."""
+        return self.max_task_s + self.result_ttl_s
+
+
+def name_of_source(source: str) -> str:
+    """The model name that a source gives when none is set: its last part, in lower case."""
+    if source == "bundled":
+        return BUNDLED_MODEL
+    return Path(source.rstrip("/")).name.removesuffix(".gguf").lower() or "model"
+
+
+def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Read the environment and `.env`; `overrides` (from the command line) win.
+
+    Raises:
+        SettingsError: a value is bad, or a `MILLSTREAM_…` name is none of ours.
+    """
+    _refuse_unknown_names(_names_in_use())
+    try:
+        return Settings(**dict(overrides or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = PREFIX + str(first["loc"][0]).upper()
+        message = str(first["msg"]).removeprefix("Value error, ")
+        raise SettingsError(f"{name}={first['input']!r}: {message}") from None
+
+
+def _names_in_use() -> set[str]:
+    names = {name for name in os.environ if name.upper().startswith(PREFIX)}
+    env_file = Path(ENV_FILE)
+    if env_file.is_file():
+        from dotenv import dotenv_values
+
+        names |= {name for name in dotenv_values(env_file) if name.upper().startswith(PREFIX)}
+    return names
+
+
+def _refuse_unknown_names(names: set[str]) -> None:
+    """pydantic-settings ignores a misspelt name in silence; an operator must hear of it."""
+    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    for name in sorted(names):
+        if name.upper() not in known:
+            close = difflib.get_close_matches(name.upper(), known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(f"{name} is not a setting of Millstream{hint}")
