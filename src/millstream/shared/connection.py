@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -50,6 +51,13 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+def _socket_options(url: str) -> dict[str, Any]:
+    """What only a TCP connection has: redis-py raises a TypeError for these on a Unix socket."""
+    if url.startswith("unix://"):
+        return {}
+    return {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_keepalive": True}
+
+
 @asynccontextmanager
 async def open_redis(
     url: str, *, pool_size: int = POOL_SIZE
@@ -63,9 +71,8 @@ async def open_redis(
         max_connections=pool_size,
         timeout=POOL_WAIT_S,
         socket_timeout=SOCKET_TIMEOUT_S,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_keepalive=True,
         health_check_interval=0,
+        **_socket_options(url),
         retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED),
     )
     client = redis.asyncio.Redis(connection_pool=pool)
@@ -81,8 +88,7 @@ def open_subscriber(url: str) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_url(
         url,
         socket_timeout=None,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_keepalive=True,
+        **_socket_options(url),
         retry=AsyncRetry(NoBackoff(), 0),
     )
 
@@ -92,8 +98,7 @@ def open_blocking_redis(url: str) -> redis.Redis:
     return redis.Redis.from_url(
         url,
         socket_timeout=SOCKET_TIMEOUT_S,
-        socket_connect_timeout=CONNECT_TIMEOUT_S,
-        socket_keepalive=True,
+        **_socket_options(url),
         retry=Retry(NoBackoff(), 0),
     )
 

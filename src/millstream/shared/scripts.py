@@ -216,14 +216,14 @@ class Scripts:
         worker: str,
         model: str,
         lease_s: float,
-        blame: bool,
+        blame: str,
         tasks: Sequence[tuple[str, int, str]],
     ) -> int:
         """Hand tasks (id, attempt, entry) over at once; how many were still ours.
 
-        With `blame` the loss counts against the tasks as a dead worker's would.
+        With a reason in `blame` the loss counts against the tasks as a dead worker's would.
         """
-        args: list[Any] = [worker, model, int(lease_s * 1000), int(blame)]
+        args: list[Any] = [worker, model, int(lease_s * 1000), blame]
         for task in tasks:
             args.extend(task)
         return await self._run("release", [shard.queue(model)], args)
@@ -297,13 +297,13 @@ class LeaseScripts:
         model: str,
         live_ttl_s: int,
         tasks: Sequence[tuple[str, int, str]],
-    ) -> list[bool]:
-        """Renew the leases of tasks (id, attempt, entry); False where one is no longer ours."""
+    ) -> list[int]:
+        """Renew the leases of tasks (id, attempt, entry): 1 kept, else STALE or ENDED."""
         args: list[Any] = [worker, live_ttl_s]
         for task in tasks:
             args.extend(task)
         answer: Any = self._renew(keys=[shard.queue(model)], args=args)
-        return [bool(kept) for kept in answer]
+        return answer
 
     def heartbeat(
         self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""

@@ -35,10 +35,11 @@ local function take_over(id, task, entry)
     local lost = tonumber(task.lost or 0)
     lost = (seq > tonumber(task.lost_seq or -1)) and 1 or lost + 1
     if lost >= max_attempts then
+      local message = 'Given up: ' .. int(lost) .. ' workers were lost at this task'
+      if (task.last_error or '') ~= '' then message = message .. '; the last: ' .. task.last_error end
       task.entry = entry
-      finish(id, task, 'failed', string.format(
-        '{"error": {"message": "The task took %d workers down without progress.", '
-        .. '"type": "server_error", "param": null, "code": "max_attempts"}}', lost), result_ttl_s)
+      finish(id, task, 'failed', '{"error": {"message": ' .. cjson.encode(message)
+        .. ', "type": "server_error", "param": null, "code": "max_attempts"}}', result_ttl_s)
       redis.call('XADD', dead_key(model), 'MAXLEN', '~', '1000', '*',
         'task', id, 'caller', task.caller or '', 'lost', int(lost), 'request', task.request)
       redis.call('EXPIRE', dead_key(model), 30 * 86400)

@@ -129,7 +129,7 @@ end
 
 local TASK_FIELDS = {
   'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
-  'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released',
+  'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released', 'last_error',
 }
 local function read_task(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Hand tasks over at once: their leases count as lapsed, and another worker is rung.
 -- KEYS: queue
--- ARGV: worker, model, lease_ms, blame (1: the loss counts against the task, 0: it does not),
+-- ARGV: worker, model, lease_ms, blame ('': none; else why the loss counts against the tasks),
 --       then id, attempt, entry of each task
 -- -> how many were ours to give
 local given = 0
@@ -10,7 +10,8 @@ for at = 5, #ARGV, 3 do
   local id, attempt, entry = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker')
   if task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1] then
-    redis.call('HSET', task_key(id), 'worker', '', 'released', ARGV[4] == '1' and '0' or '1')
+    redis.call('HSET', task_key(id), 'worker', '',
+      'released', ARGV[4] == '' and '1' or '0', 'last_error', ARGV[4])
     redis.call('XCLAIM', KEYS[1], GROUP, ARGV[1], 0, entry, 'IDLE', ARGV[3], 'FORCE', 'JUSTID')
     ring(ARGV[2], 'released')
     given = given + 1

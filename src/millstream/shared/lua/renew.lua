@@ -3,7 +3,7 @@
 -- woke up late would take it back: hence the look at the attempt.
 -- KEYS: queue
 -- ARGV: worker, live_ttl_s, then id, attempt, entry of each task
--- -> per task 1 renewed, 0 no longer ours
+-- -> per task 1 renewed, -1 another attempt owns it, -2 it has ended or expired
 local answers = {}
 for at = 3, #ARGV, 3 do
   local id, attempt, entry = ARGV[at], ARGV[at + 1], ARGV[at + 2]
@@ -15,7 +15,7 @@ for at = 3, #ARGV, 3 do
     redis.call('EXPIRE', log_key(id), ARGV[2])
     answers[#answers + 1] = 1
   else
-    answers[#answers + 1] = 0
+    answers[#answers + 1] = task[1] == 'running' and -1 or -2
   end
 end
 return answers

@@ -1,0 +1,167 @@
+"""One attempt at one task: it turns the engine's token ids into the numbered events of the log."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.shared.errors import InvalidRequest
+from millstream.shared.events import error_data, token_data
+from millstream.shared.schemas import TaskRequest
+from millstream.shared.scripts import AppendRow, Claim
+from millstream.shared.states import FinishReason, TaskState
+from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.engines.base import GenerationRequest, Tokenizer
+from millstream.worker.stop_strings import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a generation besides its own `max_tokens`."""
+
+    context_length: int
+    max_tokens: int
+
+
+class Job:
+    """A claimed task while this worker runs it.
+
+    All events of the task stay here until its end, those of earlier attempts included: event number
+    k is `events[k - 1]`. So a log that came back from Redis shorter than it was is healed by sending
+    again, and the same number never carries other bytes.
+    """
+
+    def __init__(self, claim: Claim, request: TaskRequest, shard: int) -> None:
+        self.task_id = claim.task_id
+        self.attempt = claim.attempt
+        self.entry = claim.entry
+        self.shard = shard
+        self.request = request
+        self.request_id = f"{claim.task_id}:{claim.attempt}"
+        self.prompt_tokens = 0
+        self.written = len(claim.log)
+        """Events known to be in the log."""
+        self.outcome = ""
+        """'' while it goes on, then the terminal state it will end in."""
+        self._detail = ""
+        self._events = [(event.ids, event.data) for event in claim.log]
+        self._token_ids = [token_id for event in claim.log for token_id in event.token_ids]
+        self._budget = 0
+        self._detokenizer: Detokenizer | None = None
+        self._stop_matcher = StopMatcher(request.sampling.stop)
+
+    def begin(
+        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, limits: Limits
+    ) -> GenerationRequest | None:
+        """Bring detokenizer and stop strings to where the log stands; what the engine has to do.
+
+        None when nothing is left to generate: the last owner died between its last token and the
+        end of the task.
+
+        Raises:
+            InvalidRequest: the prompt is longer than the model's context.
+        """
+        self.prompt_tokens = len(prompt_ids)
+        room = limits.context_length - self.prompt_tokens
+        if room < 0:
+            raise InvalidRequest(
+                f"The prompt has {self.prompt_tokens} tokens; the model's context holds "
+                f"{limits.context_length}.",
+                param="messages" if self.request.messages else "prompt",
+                code="context_length_exceeded",
+            )
+        sampling = self.request.sampling
+        self._budget = min(room, limits.max_tokens)
+        if sampling.max_tokens is not None:
+            self._budget = min(self._budget, sampling.max_tokens)
+        self._detokenizer = Detokenizer(tokenizer)
+        for token_id in self._token_ids:
+            _, stopped = self._stop_matcher.push(self._detokenizer.push(token_id))
+            if stopped:
+                self._complete(FinishReason.STOP)
+                return None
+        left = self._budget - len(self._token_ids)
+        if left <= 0:
+            self._finish_text(FinishReason.LENGTH)
+            return None
+        return GenerationRequest(
+            request_id=self.request_id,
+            token_ids=[*prompt_ids, *self._token_ids],
+            prompt_length=self.prompt_tokens,
+            max_new_tokens=left,
+            seed=sampling.seed,
+            fallback_seed=_seed_of(self.task_id),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+        )
+
+    def advance(self, token_ids: Sequence[int], finish: str | None) -> None:
+        """Take what one step brought; past a stop string the rest is not part of the answer."""
+        if self._detokenizer is None or self.outcome:
+            return
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            text, stopped = self._stop_matcher.push(self._detokenizer.push(token_id))
+            self._events.append((str(token_id), token_data(text)))
+            if stopped:
+                self._complete(FinishReason.STOP)
+                return
+        if finish is not None:
+            self._finish_text(FinishReason(finish))
+
+    def fail(self, error: InvalidRequest) -> None:
+        """End the task as failed by the caller's own doing."""
+        self.outcome = TaskState.FAILED
+        self._detail = error_data(
+            error.message, code=error.code, param=error.param, kind="invalid_request_error"
+        )
+
+    def fail_internally(self, message: str) -> None:
+        """End the task as failed by a fault of ours that another attempt would meet too."""
+        self.outcome = TaskState.FAILED
+        self._detail = error_data(message, code="internal_error", kind="server_error")
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether the log lacks something of this job."""
+        return bool(self.outcome) or self.written < len(self._events)
+
+    @property
+    def ends_at(self) -> int:
+        """The number its terminal event has, or will have."""
+        return len(self._events) + 1
+
+    def row(self, most: int) -> AppendRow:
+        """What to append next, at most so many events; the end only with the last of them."""
+        events = self._events[self.written : self.written + most]
+        whole = self.written + len(events) == len(self._events)
+        return AppendRow(
+            self.task_id,
+            self.attempt,
+            self.prompt_tokens,
+            self.written + 1,
+            events,
+            self.outcome if whole else "",
+            self._detail,
+        )
+
+    def _finish_text(self, reason: FinishReason) -> None:
+        """Let go of held-back text; a stop string may still come to light in it."""
+        text, stopped = "", False
+        if self._detokenizer is not None:
+            text, stopped = self._stop_matcher.push(self._detokenizer.flush())
+        if not stopped:
+            text += self._stop_matcher.flush()
+        if text:
+            self._events.append(("", token_data(text)))
+        self._complete(FinishReason.STOP if stopped else reason)
+
+    def _complete(self, reason: FinishReason) -> None:
+        self.outcome = TaskState.COMPLETED
+        self._detail = reason
+
+
+def _seed_of(task_id: str) -> int:
+    """A task without a seed gets one that every worker derives alike: 63 bits of its id's hash."""
+    digest = hashlib.blake2b(task_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1

@@ -1,0 +1,31 @@
+"""What `millstream worker` runs."""
+
+import asyncio
+import os
+import sys
+
+from millstream.shared.log import set_up_logging
+from millstream.shared.settings import Settings
+from millstream.worker.shutdown import Shutdown
+from millstream.worker.worker import Worker
+
+
+def run(settings: Settings) -> int:
+    """Run one worker until it is told to stop; its exit code.
+
+    Raises:
+        SettingsError: the model cannot be loaded as set.
+    """
+    set_up_logging(settings.log_format)
+
+    async def main() -> int:
+        shutdown = Shutdown()
+        shutdown.install()
+        code = await Worker(settings, shutdown).run()
+        # A hung engine thread, or a model still loading, must not keep the process alive: leaving
+        # asyncio.run would wait for its threads.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return asyncio.run(main())

@@ -1,0 +1,139 @@
+"""The jobs a worker runs: from a claim to the engine, from the engine's steps to the publisher."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from millstream.shared.errors import InvalidRequest
+from millstream.shared.schemas import TaskRequest, decode_request, shard_of
+from millstream.shared.scripts import Claim
+from millstream.worker.engines.base import Engine, StepOutput
+from millstream.worker.job import Job, Limits
+
+logger = logging.getLogger(__name__)
+
+
+class Runner:
+    """Owns the jobs; everything here runs on the event loop, but for tokenizing.
+
+    Args:
+        engine: A started engine.
+        limits: What bounds every generation.
+        on_unwritten: Told of a job whose log lacks something.
+        on_engine_error: Told of a job whose generation the engine gave up, and why.
+        on_room: Told whenever a job has left.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        *,
+        on_unwritten: Callable[[Job], None],
+        on_engine_error: Callable[[Job, str], None],
+        on_room: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._on_unwritten = on_unwritten
+        self._on_engine_error = on_engine_error
+        self._on_room = on_room
+        self._jobs: dict[str, Job] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        # One thread: Python's share of tokenizing is small, and prompts are served in order.
+        self._tokenizing = ThreadPoolExecutor(1, "tokenize")
+        self.tokens = 0
+        """Tokens generated since the start."""
+        self.reclaimed = 0
+        """Attempts taken over from another worker."""
+
+    @property
+    def running(self) -> int:
+        """How many slots are taken."""
+        return len(self._jobs)
+
+    def jobs(self) -> list[Job]:
+        """The jobs at this moment; safe to call from any thread."""
+        return list(self._jobs.values())
+
+    def start(self, claim: Claim) -> None:
+        """Run a claimed task; one that runs already (an answer came twice) is left alone."""
+        request_id = f"{claim.task_id}:{claim.attempt}"
+        if request_id in self._jobs:
+            return
+        shard = shard_of(claim.task_id) or 0
+        try:
+            job = Job(claim, decode_request(claim.request), shard)
+        except msgspec.MsgspecError:
+            logger.exception("not a request", extra={"task_id": claim.task_id})
+            job = self._jobs[request_id] = Job(claim, TaskRequest(model=""), shard)
+            job.fail_internally("This worker does not understand the task's request.")
+            self._on_unwritten(job)
+            return
+        self._jobs[request_id] = job
+        self.reclaimed += claim.attempt > 1
+        task = asyncio.create_task(self._begin(job), name=f"begin {request_id}")
+        self._starting[request_id] = task
+        task.add_done_callback(lambda _: self._starting.pop(request_id, None))
+
+    async def _begin(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            prompt_ids = await loop.run_in_executor(self._tokenizing, self._tokenize, job.request)
+            if job.request_id not in self._jobs:
+                return  # dropped meanwhile
+            generation = job.begin(prompt_ids, self._engine.tokenizer, self._limits)
+            if generation is not None:
+                self._engine.submit(generation)
+        except InvalidRequest as error:
+            job.fail(error)
+        except Exception:
+            logger.exception("could not begin", extra={"task_id": job.task_id})
+            job.fail_internally("The model could not take this prompt.")
+        self._on_unwritten(job)
+
+    def _tokenize(self, request: TaskRequest) -> list[int]:
+        tokenizer = self._engine.tokenizer
+        if request.prompt is not None:
+            return tokenizer.encode(request.prompt)
+        return tokenizer.encode_chat(request.messages)
+
+    def on_step(self, outputs: list[StepOutput]) -> None:
+        """Take one step of the engine."""
+        for output in outputs:
+            job = self._jobs.get(output.request_id)
+            if job is None:
+                continue
+            if output.finish == "error":
+                self._on_engine_error(job, output.error or "unknown error")
+                continue
+            self.tokens += len(output.token_ids)
+            job.advance(output.token_ids, output.finish)
+            if job.outcome and output.finish is None:
+                self._engine.cancel(job.request_id)  # a stop string ended it
+            self._on_unwritten(job)
+
+    def drop(self, job: Job) -> None:
+        """Forget a job that ended or is no longer ours; its generation ends within a step."""
+        if self._jobs.pop(job.request_id, None) is not None:
+            self._engine.cancel(job.request_id)
+            self._on_room()
+
+    def find(self, task_id: str, attempt: int) -> Job | None:
+        """The job of this attempt, if it runs here."""
+        return self._jobs.get(f"{task_id}:{attempt}")
+
+    def halt(self) -> list[Job]:
+        """Stop generating everything; the jobs as they stand, still owned."""
+        for task in list(self._starting.values()):
+            task.cancel()
+        for job in self._jobs.values():
+            self._engine.cancel(job.request_id)
+        return self.jobs()
+
+    def close(self) -> None:
+        """Free the tokenizing thread."""
+        self._tokenizing.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,254 @@
+"""A worker: it owns one model, claims tasks, runs them, and hands them over when it must go."""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import AsyncExitStack
+
+from millstream.shared.connection import RedisError, open_blocking_redis, open_redis
+from millstream.shared.keys import Keys
+from millstream.shared.registry import WorkerInfo
+from millstream.shared.scripts import STALE, Scripts
+from millstream.shared.settings import Settings
+from millstream.shared.states import WorkerState
+from millstream.worker import control
+from millstream.worker.consumer import Consumer
+from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
+from millstream.worker.engines.registry import create_engine
+from millstream.worker.job import Job, Limits
+from millstream.worker.lease import LeaseClock, LeaseKeeper
+from millstream.worker.publisher import Publisher
+from millstream.worker.runner import Runner
+from millstream.worker.shutdown import Shutdown
+
+logger = logging.getLogger(__name__)
+
+_NOT_LOADED = EngineHealth(active=0, steps=0)
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, settings: Settings, shutdown: Shutdown) -> None:
+        self._settings = settings
+        self._shutdown = shutdown
+        # Unique to this process: a restarted worker is another consumer, and never mistaken for
+        # the one whose tasks are being taken over.
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._state = WorkerState.STARTING
+        self._note = ""
+        self._started_at = time.time()
+        self._engine = create_engine(
+            settings.engine,
+            EngineSettings(
+                model=settings.model_name,
+                source=settings.model_source,
+                device=settings.device,
+                dtype=settings.dtype,
+                max_concurrent=settings.max_concurrent,
+                trust_remote_code=settings.trust_remote_code,
+                fake_tokens_per_s=settings.fake_tokens_per_s,
+                on_progress=self._set_note,
+            ),
+        )
+        self._info: EngineInfo | None = None
+        self._runner: Runner | None = None
+        self._publisher: Publisher | None = None
+        self._rate_at = (time.monotonic(), 0)
+        self._tokens_per_s = 0.0
+        self._engine_fault: str | None = None
+
+    async def run(self) -> int:
+        """Work until told to stop; the process's exit code: 0 drained, 1 the engine failed.
+
+        Raises:
+            SettingsError: the model cannot be loaded as set.
+        """
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(open_redis(settings.redis_url))
+            scripts = Scripts(client)
+            clock = LeaseClock(settings.lease_s)
+            lease = LeaseKeeper(
+                open_blocking_redis(settings.redis_url),
+                shards=settings.shards,
+                lease_s=settings.lease_s,
+                live_ttl_s=settings.live_ttl_s,
+                jobs=self._jobs,
+                health=self._health,
+                describe=self._describe,
+                clock=clock,
+                on_lost=self._on_lost,
+                on_engine_failed=self._on_engine_failed,
+            )
+            lease.start()
+            stack.push_async_callback(asyncio.to_thread, lease.close)
+
+            started = asyncio.create_task(self._engine.start(self._on_step), name="load model")
+            if not await self._shutdown.first(started):
+                return 0  # told to stop while loading; the process's end frees the half-loaded model
+            self._info = info = started.result()
+            stack.push_async_callback(self._engine.stop)
+
+            publisher = self._publisher = Publisher(
+                scripts,
+                model=settings.model_name,
+                result_ttl_s=settings.result_ttl_s,
+                lease=clock,
+                on_gone=self._drop,
+            )
+            runner = self._runner = Runner(
+                self._engine,
+                Limits(info.context_length, settings.max_tokens_limit),
+                on_unwritten=publisher.mark,
+                on_engine_error=lambda job, reason: self._give_back(scripts, job, reason),
+                on_room=lambda: consumer.ring(sweep=False),
+            )
+            stack.callback(runner.close)
+            consumer = Consumer(scripts, runner, settings, worker_id=self.id)
+            self._state = WorkerState.READY
+            self._note = ""
+            lease.beat_now()
+            logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
+
+            background = [
+                asyncio.create_task(publisher.run(), name="publisher"),
+                asyncio.create_task(
+                    control.listen(
+                        settings.redis_url,
+                        worker_id=self.id,
+                        shards=settings.shards,
+                        on_bell=consumer.ring,
+                        on_stop=self._on_stop,
+                    ),
+                    name="control",
+                ),
+            ]
+            claiming = asyncio.create_task(consumer.run(), name="consumer")
+            try:
+                await self._shutdown.first(claiming, *background)
+                self._state = (
+                    WorkerState.DRAINING if self._engine_fault is None else WorkerState.STALLED
+                )
+                lease.beat_now()
+                consumer.stop()
+                async with asyncio.timeout(settings.drain_s):
+                    await claiming
+                    await self._hand_over(scripts, runner, publisher)
+            except TimeoutError:
+                logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
+            finally:
+                for task in (claiming, *background):
+                    task.cancel()
+                await asyncio.gather(claiming, *background, return_exceptions=True)
+            for task in (claiming, *background):
+                if not task.cancelled() and (error := task.exception()):
+                    raise error
+        return 0 if self._engine_fault is None else 1
+
+    async def _hand_over(self, scripts: Scripts, runner: Runner, publisher: Publisher) -> None:
+        """Write what has been generated, then let another worker go on at once."""
+        jobs = runner.halt()
+        await publisher.flushed()
+        jobs = [job for job in jobs if runner.find(job.task_id, job.attempt)]
+        shards: dict[int, list[Job]] = {}
+        for job in jobs:
+            shards.setdefault(job.shard, []).append(job)
+        for shard, group in shards.items():
+            await self._release(scripts, shard, group, self._engine_fault or "")
+        if jobs:
+            logger.info("handed %d tasks over", len(jobs))
+
+    async def _release(
+        self, scripts: Scripts, shard: int, jobs: list[Job], blame: str
+    ) -> None:
+        delay = 0.05
+        while True:
+            try:
+                await scripts.release(
+                    Keys(shard),
+                    worker=self.id,
+                    model=self._settings.model_name,
+                    lease_s=self._settings.lease_s,
+                    blame=blame,
+                    tasks=[(job.task_id, job.attempt, job.entry) for job in jobs],
+                )
+                return
+            except RedisError:
+                await asyncio.sleep(delay)  # the drain's own time limit ends this
+                delay = min(2 * delay, 1.0)
+
+    def _give_back(self, scripts: Scripts, job: Job, reason: str) -> None:
+        """The engine gave this task up and lives on: another attempt, here or elsewhere."""
+        if (fatal := self._engine.health().fatal) is not None:
+            self._on_engine_failed(fatal)  # the drain hands all tasks over
+            return
+        logger.warning("engine error: %s", reason, extra={"task_id": job.task_id})
+
+        async def give() -> None:
+            await self._release(scripts, job.shard, [job], reason)
+            self._drop(job)
+
+        task = asyncio.create_task(give(), name=f"give back {job.request_id}")
+        self._shutdown.keep(task)
+
+    def _on_step(self, outputs: list[StepOutput]) -> None:
+        if self._runner is not None:
+            self._runner.on_step(outputs)
+
+    def _on_stop(self, task_id: str, attempt: int) -> None:
+        if self._runner is not None and (job := self._runner.find(task_id, attempt)):
+            self._drop(job)
+
+    def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
+        for job, answer in lost:
+            if self._publisher is not None:
+                self._publisher.stale_refused += answer == STALE
+            self._drop(job)
+
+    def _drop(self, job: Job) -> None:
+        if self._runner is not None:
+            self._runner.drop(job)
+
+    def _on_engine_failed(self, reason: str) -> None:
+        if self._engine_fault is None:
+            logger.error("the engine failed: %s", reason)
+            self._engine_fault = reason
+            self._shutdown.begin()
+
+    def _jobs(self) -> list[Job]:
+        return self._runner.jobs() if self._runner is not None else []
+
+    def _health(self) -> EngineHealth:
+        return self._engine.health() if self._runner is not None else _NOT_LOADED
+
+    def _set_note(self, note: str) -> None:
+        self._note = note
+
+    def _describe(self) -> WorkerInfo:
+        """The heartbeat; called from the lease thread."""
+        now, tokens = time.monotonic(), self._runner.tokens if self._runner else 0
+        then, before = self._rate_at
+        if now - then >= 0.5:
+            self._tokens_per_s = round((tokens - before) / (now - then), 2)
+            self._rate_at = (now, tokens)
+        return WorkerInfo(
+            id=self.id,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            model=self._settings.model_name,
+            engine=self._settings.engine,
+            state=self._state,
+            slots=self._settings.max_concurrent,
+            running=self._runner.running if self._runner else 0,
+            tokens_per_s=self._tokens_per_s,
+            attempts_reclaimed=self._runner.reclaimed if self._runner else 0,
+            context_length=self._info.context_length if self._info else 0,
+            numerics=self._info.numerics if self._info else "",
+            note=self._note,
+            started_at=self._started_at,
+            stale_refused=self._publisher.stale_refused if self._publisher else 0,
+        )
