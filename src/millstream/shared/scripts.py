@@ -271,6 +271,30 @@ class Scripts:
             [task_id.decode() for task_id in answer[4]],
         )
 
+    async def publish(self, channel: str, payload: bytes) -> None:
+        """Send a message on a sharded channel."""
+        await self._client.execute_command("SPUBLISH", channel, payload)
+
+    async def remembered_models(self) -> dict[str, float]:
+        """Models a worker was ready for within the last week, with the Unix time of the last."""
+        rows: dict[bytes, bytes] = await self._client.hgetall(keys.MODELS)
+        return {model.decode(): int(seen) / 1000 for model, seen in rows.items()}
+
+    async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
+        """All of a task's state but its request; empty where there is no such task."""
+        rows: dict[bytes, bytes] = await self._client.hgetall(shard.task(task_id))
+        return {
+            name.decode(): value.decode() for name, value in rows.items() if name != b"request"
+        }
+
+    async def leave(self, registry: str, member: str) -> None:
+        """Take a process off the roster at once."""
+        await self._client.hdel(registry, member)
+
+    async def ping(self) -> None:
+        """Answer at all."""
+        await self._client.ping()
+
     async def roster(self, registry: str, *, ttl_s: float) -> list[bytes]:
         """The JSON of every process whose last heartbeat is no older than `ttl_s`."""
         return await self._run("roster", [registry], [int(ttl_s * 1000)])

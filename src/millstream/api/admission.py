@@ -1,0 +1,136 @@
+"""Takes a request into the fleet: everything is checked before anything is stored."""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from millstream.api.directory import Directory
+from millstream.api.relay import unavailable
+from millstream.shared.connection import RedisError
+from millstream.shared.errors import IdempotencyConflict, InvalidRequest, QueueFull
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import (
+    Message,
+    SamplingParams,
+    TaskRequest,
+    encode_request,
+    new_task_id,
+)
+from millstream.shared.scripts import Scripts, Submitted
+from millstream.shared.settings import Settings
+
+MAX_IDEMPOTENCY_KEY = 255
+RETRY_AFTER_MOST_S = 120  # beyond that the estimate is a guess, and the caller should look again
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A task that is in the queue, or that an idempotency key had made before."""
+
+    task_id: str
+    model: str
+    known: bool
+    position: int
+    eta_s: float
+
+
+class Admission:
+    """The one way into the queue."""
+
+    def __init__(self, scripts: Scripts, directory: Directory, settings: Settings) -> None:
+        self._scripts = scripts
+        self._directory = directory
+        self._settings = settings
+        self._turn = 0
+
+    async def submit(
+        self,
+        *,
+        caller: str,
+        model: str | None,
+        sampling: SamplingParams,
+        messages: tuple[Message, ...] = (),
+        prompt: str | None = None,
+        idempotency_key: str | None = None,
+        body: bytes = b"",
+    ) -> Accepted:
+        """Check and store a task.
+
+        Args:
+            caller: Whose task it is.
+            model: Name, or None while the fleet serves just one.
+            sampling: How to choose tokens.
+            messages: A conversation, or
+            prompt: a plain prompt.
+            idempotency_key: Makes it safe to send the same body again.
+            body: The body as it came, compared when the key comes again.
+
+        Raises:
+            InvalidRequest: a value is out of bounds, or the model is unknown.
+            QueueFull: as many wait as may.
+            NoWorker: nobody has joined the fleet yet.
+            RedisUnavailable: Redis does not answer.
+            IdempotencyConflict: the key stands for another body.
+        """
+        self._check(sampling, messages, prompt)
+        if idempotency_key is not None and not (
+            0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isprintable()
+        ):
+            raise InvalidRequest(
+                f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_KEY} printable characters.",
+                param="Idempotency-Key",
+            )
+        try:
+            name = await self._directory.resolve(model)
+            request = TaskRequest(name, messages, prompt, sampling)
+            answer = await self._submit(name, caller, request, idempotency_key, body)
+        except RedisError as error:
+            raise unavailable(error) from error
+        if isinstance(answer, Submitted):
+            return Accepted(answer.task_id, name, answer.known, answer.position, answer.eta_s)
+        if answer.conflict:
+            raise IdempotencyConflict(
+                "This Idempotency-Key was used with another body.", param="Idempotency-Key"
+            )
+        raise QueueFull(
+            f"The queue of {name} is full.",
+            retry_after_s=min(RETRY_AFTER_MOST_S, math.ceil(answer.retry_after_s)),
+        )
+
+    async def _submit(
+        self, model: str, caller: str, request: TaskRequest, key: str | None, body: bytes
+    ):
+        settings = self._settings
+        if key is None:
+            self._turn += 1  # shards in turn: their queues stay level
+            shard = self._turn % settings.shards
+        else:  # the same key must meet itself
+            digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=8).digest()
+            shard = int.from_bytes(digest) % settings.shards
+        return await self._scripts.submit(
+            Keys(shard),
+            task_id=new_task_id(shard),
+            model=model,
+            caller=caller,
+            request=encode_request(request),
+            max_queue=settings.max_queue,
+            live_ttl_s=settings.live_ttl_s,
+            idempotency_key=key,
+            body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
+        )
+
+    def _check(
+        self, sampling: SamplingParams, messages: tuple[Message, ...], prompt: str | None
+    ) -> None:
+        settings = self._settings
+        size = len(prompt or "") + sum(len(message.content) for message in messages)
+        if size > settings.max_prompt_chars:
+            raise InvalidRequest(
+                f"The prompt has {size} characters; {settings.max_prompt_chars} are the most.",
+                param="prompt" if prompt is not None else "messages",
+                code="prompt_too_long",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens > settings.max_tokens_limit:
+            raise InvalidRequest(
+                f"max_tokens may be {settings.max_tokens_limit} at the most.", param="max_tokens"
+            )

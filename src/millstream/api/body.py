@@ -1,0 +1,96 @@
+"""Reads a request's body: bounded, strict JSON, checked against a schema, with the field at fault."""
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from millstream.shared.errors import InvalidRequest, RequestTooLarge
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def largest_body(max_prompt_chars: int) -> int:
+    """Bytes a body may have: a character escaped in JSON takes up to 12, plus the other fields."""
+    return 12 * max_prompt_chars + 65_536
+
+
+async def read_body(request: Request, schema: type[Model], *, most: int) -> tuple[Model, bytes]:
+    """Read, parse and check a JSON body; the checked value and the bytes it came from.
+
+    Raises:
+        RequestTooLarge: it has more than `most` bytes; the rest is not kept.
+        InvalidRequest: it is no JSON (NaN, lone surrogates and nesting beyond orjson's 1,024
+            levels included), or a field is not as it must be.
+    """
+    raw = await _read(request, most)
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    if not (content_type.strip().lower() or "json").endswith("json"):
+        raise InvalidRequest(
+            f"The body must be JSON with Content-Type application/json, not {content_type[:100]!r}.",
+            code="unsupported_content_type",
+        )
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    try:
+        return schema.model_validate(value), raw
+    except ValidationError as error:
+        raise _explain(error, value) from None
+
+
+async def _read(request: Request, most: int) -> bytes:
+    too_large = RequestTooLarge(f"The request body may have {most} bytes at the most.")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect:
+        raise InvalidRequest("The body ended early.", code="invalid_json") from None
+    return b"".join(parts)
+
+
+def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = _path(first["loc"], value)
+    if first["type"] == "extra_forbidden":
+        return InvalidRequest(
+            f"Unrecognized request argument: {param[:100]}.", param=param, code="unknown_parameter"
+        )
+    if first["type"] == "missing":
+        return InvalidRequest(
+            f"Missing required parameter: {param}.", param=param, code="missing_required_parameter"
+        )
+    message = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
+    where = f"Invalid value for {param}: " if param else ""
+    return InvalidRequest(f"{where}{message}.", param=param or None)
+
+
+def _path(location: tuple[int | str, ...], value: Any) -> str:
+    """`messages[0].content`: the parts of pydantic's location that lie in the input.
+
+    The others name the branch of a union, or a validator.
+    """
+    path = ""
+    for at, part in enumerate(location):
+        if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            path += f"[{part}]"
+            value = value[part]
+        elif isinstance(value, dict) and isinstance(part, str):
+            missing = part not in value
+            if missing and at < len(location) - 1:
+                continue
+            path += f".{part[:200]}" if path else part[:200]
+            value = None if missing else value[part]
+    return path

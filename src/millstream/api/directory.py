@@ -1,0 +1,90 @@
+"""Which models the fleet serves: what live workers say, and what is remembered of those gone."""
+
+import asyncio
+import time
+
+from millstream.shared.errors import InvalidRequest, NoWorker, UnknownModel
+from millstream.shared.keys import MODELS
+from millstream.shared.registry import WorkerInfo, read_workers
+from millstream.shared.scripts import Scripts
+from millstream.shared.settings import Settings
+from millstream.shared.states import WorkerState
+
+FRESH_S = 1.0  # how old an answer may be
+MISS_S = 0.1  # how old, when a name is not in it: a worker may just have joined
+
+
+class Directory:
+    """A pod's view of the roster, read at most once a second.
+
+    A model whose workers are all gone is still known: its tasks wait for the next worker, which is
+    what scaling from zero and a rolling restart need.
+    """
+
+    def __init__(self, scripts: Scripts, settings: Settings) -> None:
+        self._scripts = scripts
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._read_at = 0.0
+        self._workers: list[WorkerInfo] = []
+        self._remembered: dict[str, float] = {}
+
+    async def _refresh(self, age_s: float) -> None:
+        async with self._lock:
+            if time.monotonic() - self._read_at < age_s:
+                return
+            self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
+            self._remembered = await self._scripts.remembered_models()
+            self._read_at = time.monotonic()
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The live workers."""
+        await self._refresh(FRESH_S)
+        return self._workers
+
+    async def served(self) -> dict[str, int]:
+        """Models of live workers, with the Unix time since when the oldest of each has lived."""
+        models: dict[str, int] = {}
+        for worker in await self.workers():
+            if worker.state != WorkerState.STARTING:
+                since = int(worker.started_at)
+                models[worker.model] = min(since, models.get(worker.model, since))
+        return models
+
+    def _known(self) -> set[str]:
+        known = {worker.model for worker in self._workers} | self._remembered.keys()
+        if self._settings.model:
+            known.add(self._settings.model)
+        return known
+
+    async def can_take_work(self) -> bool:
+        """Whether a task sent now would be accepted and has, or had, someone to run it."""
+        await self._refresh(FRESH_S)
+        return bool(self._remembered)
+
+    async def resolve(self, name: str | None) -> str:
+        """The model a request means.
+
+        Raises:
+            UnknownModel: the fleet knows others, not this one.
+            NoWorker: the fleet knows none at all yet.
+            InvalidRequest: none was named, and there are several.
+        """
+        await self._refresh(FRESH_S)
+        if name is not None and name not in self._known():
+            await self._refresh(MISS_S)
+        known = self._known()
+        if name is not None and name in known:
+            return name
+        if not known:
+            raise NoWorker(f"No worker has joined the fleet yet (see {MODELS}).", retry_after_s=5)
+        if name is not None:
+            raise UnknownModel(f"The model {name[:200]!r} does not exist.", param="model")
+        live = {worker.model for worker in self._workers} or known
+        if len(live) > 1:
+            raise InvalidRequest(
+                f"model must be one of: {', '.join(sorted(live))}.",
+                param="model",
+                code="missing_required_parameter",
+            )
+        return next(iter(live))

@@ -1,0 +1,85 @@
+"""The only table from errors to HTTP: status codes and OpenAI's error body."""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from millstream.shared import errors
+
+logger = logging.getLogger(__name__)
+
+_STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
+    (errors.UnknownModel, 404),
+    (errors.UnknownTask, 404),
+    (errors.ExpiredTask, 410),
+    (errors.IdempotencyConflict, 409),
+    (errors.RequestTooLarge, 413),
+    (errors.InvalidRequest, 400),
+    (errors.FleetUnavailable, 503),
+    (errors.MillstreamError, 500),
+)
+_WORDS = {404: "not_found", 405: "method_not_allowed"}
+
+
+def status_of(error: errors.MillstreamError) -> int:
+    """The HTTP status that an error is answered with."""
+    return next(status for kind, status in _STATUS if isinstance(error, kind))
+
+
+def error_object(
+    message: str, *, status: int, code: str | None, param: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error body."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(error: errors.MillstreamError) -> JSONResponse:
+    """The whole answer to an error, `Retry-After` included."""
+    status = status_of(error)
+    param = error.param if isinstance(error, errors.InvalidRequest) else None
+    headers: dict[str, str] = {}
+    if isinstance(error, errors.FleetUnavailable):
+        headers["Retry-After"] = str(error.retry_after_s)
+    body = error_object(error.message, status=status, code=error.code, param=param)
+    return JSONResponse(body, status, headers)
+
+
+def failed_task(error: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and body for a task that ended in `failed` before anything was answered."""
+    status = 400 if error.get("type") == "invalid_request_error" else 500
+    return status, {"error": error}
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make every error that leaves a route an OpenAI error body."""
+
+    async def on_millstream_error(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, errors.MillstreamError)  # noqa: S101 - the table below says so
+        return error_response(error)
+
+    async def on_http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)  # noqa: S101 - the table below says so
+        message = str(error.detail)
+        if error.status_code in _WORDS:
+            message = f"{message}: {request.method} {request.url.path}"
+        body = error_object(
+            message, status=error.status_code, code=_WORDS.get(error.status_code, "http_error")
+        )
+        return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+    async def on_bug(request: Request, error: Exception) -> JSONResponse:
+        logger.error("bug in %s %s", request.method, request.url.path, exc_info=error)
+        body = error_object(
+            "The server failed at this request; it has been logged.",
+            status=500,
+            code="internal_error",
+        )
+        return JSONResponse(body, 500)
+
+    app.add_exception_handler(errors.MillstreamError, on_millstream_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_bug)

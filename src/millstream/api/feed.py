@@ -1,0 +1,213 @@
+"""One subscription per pod and shard: what workers publish, handed to the readers of this pod.
+
+The channel is a hint, the log is the truth: after any doubt (a reconnect, a gap in the numbers, a
+full buffer) a reader is told that it is behind and reads the log again.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.asyncio.client import PubSub
+
+from millstream.shared.connection import TRANSIENT_ERRORS, RedisError, open_subscriber
+from millstream.shared.events import Event, decode_pod_message
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import shard_of
+from millstream.shared.scripts import Scripts
+
+logger = logging.getLogger(__name__)
+
+BUFFER_CHARS = 128 * 1024  # what a reader may be behind before it must read from the log
+PULSE_S = 1.0
+# A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
+PULSE_LOST_S = 4.0
+RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 2.0
+_PULSE = b"pulse"
+
+
+class Reader:
+    """One open stream's place in a task's log: a bounded buffer of events in order."""
+
+    __slots__ = ("_buffer", "_size", "_tail", "_wake", "behind", "task_id")
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self.behind = True
+        """The log must be read: the buffer misses something."""
+        self._buffer: list[Event] = []
+        self._size = 0
+        self._tail: int | None = None
+        self._wake = asyncio.Event()
+
+    def offer(self, events: list[Event]) -> None:
+        """Take new events from the feed; those already here are left out."""
+        if self._tail is None:
+            self._tail = events[0].seq
+        for event in events:
+            if event.seq > self._tail:
+                self.fall_behind()
+                return
+            if event.seq == self._tail:
+                self._buffer.append(event)
+                self._tail += 1
+                self._size += len(event.data)
+        if self._size > BUFFER_CHARS:
+            self.fall_behind()
+        else:
+            self._wake.set()
+
+    def fall_behind(self) -> None:
+        """Forget the buffer; the log has it all."""
+        self._buffer.clear()
+        self._size = 0
+        self._tail = None
+        self.behind = True
+        self._wake.set()
+
+    def begin_catch_up(self) -> None:
+        """Gather events from now on, whatever their numbers; the log is about to be read."""
+        self._buffer.clear()
+        self._size = 0
+        self._tail = None
+        self.behind = False
+
+    def end_catch_up(self, next_seq: int) -> None:
+        """The log has been read up to `next_seq`; what came meanwhile must join on to it."""
+        if self.behind:
+            return
+        kept = [event for event in self._buffer if event.seq >= next_seq]
+        if kept and kept[0].seq != next_seq:
+            self.fall_behind()
+            return
+        self._buffer = kept
+        self._size = sum(len(event.data) for event in kept)
+        self._tail = next_seq + len(kept)
+
+    def take(self) -> list[Event]:
+        """All buffered events, maybe none."""
+        taken, self._buffer = self._buffer, []
+        self._size = 0
+        self._wake.clear()
+        return taken
+
+    def wake(self) -> None:
+        """End the wait without an event."""
+        self._wake.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for events, for falling behind, for `wake`, or for so long."""
+        if self._buffer or self.behind or self._wake.is_set():
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+class Feed:
+    """The pod's subscription, and the readers it serves."""
+
+    def __init__(self, redis_url: str, scripts: Scripts, *, pod_id: str, shards: int) -> None:
+        self._redis_url = redis_url
+        self._scripts = scripts
+        self._shards = shards
+        self.pod_id = pod_id
+        self._readers: dict[str, set[Reader]] = {}
+        self._left: set[str] = set()
+        self._pubsub: PubSub | None = None
+        self._heard_at = 0.0
+
+    @property
+    def streams(self) -> int:
+        """How many readers are open."""
+        return sum(len(readers) for readers in self._readers.values())
+
+    @contextmanager
+    def reading(self, task_id: str) -> Iterator[Reader]:
+        """A reader of a task, which begins behind: its owner reads the log first."""
+        reader = Reader(task_id)
+        self._readers.setdefault(task_id, set()).add(reader)
+        self._left.discard(task_id)
+        try:
+            yield reader
+        finally:
+            readers = self._readers[task_id]
+            readers.discard(reader)
+            if not readers:
+                del self._readers[task_id]
+                self._left.add(task_id)
+
+    async def run(self) -> None:
+        """Subscribe for the pod's whole life, again after every loss."""
+        delay = RECONNECT_FIRST_S
+        while True:
+            client = open_subscriber(self._redis_url)
+            pubsub = client.pubsub()
+            try:
+                await pubsub.ssubscribe(
+                    *(Keys(shard).pod(self.pod_id) for shard in range(self._shards))
+                )
+                for _ in range(self._shards):
+                    await pubsub.parse_response(block=True)  # now we are heard of
+                self._heard_at = time.monotonic()
+                self._pubsub = pubsub
+                delay = RECONNECT_FIRST_S
+                self._all_behind()
+                while True:
+                    message = await pubsub.parse_response(block=True)
+                    self._heard_at = time.monotonic()
+                    if message[2] != _PULSE and message[0] == b"smessage":
+                        self._dispatch(message[2])
+            except (RedisError, *TRANSIENT_ERRORS) as error:
+                logger.debug("subscription lost: %s", error)
+            finally:
+                self._pubsub = None
+                await pubsub.aclose()
+                await client.aclose()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, RECONNECT_MOST_S)
+
+    def _dispatch(self, payload: bytes) -> None:
+        for task_id, events in decode_pod_message(payload):
+            for reader in self._readers.get(task_id, ()):
+                reader.offer(events)
+
+    def wake_all(self) -> None:
+        """Have every reader look up, for the pod has news for it."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.wake()
+
+    def _all_behind(self) -> None:
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fall_behind()
+
+    async def pulse(self) -> None:
+        """Prove the subscription once a second, and tell Redis which tasks we no longer follow."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            left, self._left = self._left, set()
+            try:
+                await self._unfollow([task_id for task_id in left if task_id not in self._readers])
+                for shard in range(self._shards):
+                    await self._scripts.publish(Keys(shard).pod(self.pod_id), _PULSE)
+            except RedisError:
+                self._left |= left
+                continue  # Redis is away; the subscription will notice as well
+            pubsub = self._pubsub
+            if pubsub is not None and time.monotonic() - self._heard_at > PULSE_LOST_S:
+                logger.warning("the subscription is deaf; connecting again")
+                if pubsub.connection is not None:
+                    await pubsub.connection.disconnect(nowait=True)
+
+    async def _unfollow(self, task_ids: list[str]) -> None:
+        shards: dict[int, list[str]] = {}
+        for task_id in task_ids:
+            shards.setdefault(shard_of(task_id) or 0, []).append(task_id)
+        for shard, group in shards.items():
+            await self._scripts.unfollow(Keys(shard), pod=self.pod_id, task_ids=group)

@@ -1,0 +1,142 @@
+"""OpenAI's request bodies as this server takes them.
+
+A field that is not here, or holds what the fleet cannot do, gets a 400 that names it; nothing is
+ignored in silence but what has no effect on the answer.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+ModelName = Annotated[str, Field(min_length=1, max_length=200)]
+MAX_MESSAGES = 10_000
+MAX_STOPS = 16
+
+
+class Body(BaseModel):
+    """The base of all request bodies: no coercion, no unknown fields, no NaN."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+
+
+class Sampling(Body):
+    """How to choose tokens; shared by all ways to ask."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=1_000_000, description="0 or -1: all")
+    seed: Seed | None = None
+    stop: StopString | list[StopString] | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings")
+        return value
+
+
+class TextPart(Body):
+    """A part of a message; text is the only kind so far."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] | None = None
+    name: str | None = Field(default=None, max_length=64)
+    refusal: None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> "ChatMessage":
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is required")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class StreamOptions(Body):
+    """What a stream carries besides the text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ChatCompletionRequest(Sampling):
+    """`POST /v1/chat/completions`."""
+
+    model: ModelName | None = None
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: Literal[1] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    response_format: dict[str, Any] | None = None
+    # No effect on the answer:
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    @field_validator("presence_penalty", "frequency_penalty")
+    @classmethod
+    def _no_penalty(cls, value: float | None) -> float | None:
+        if value:
+            raise ValueError("not supported yet; leave it out or set it to 0")
+        return value
+
+    @field_validator("logprobs", "logit_bias")
+    @classmethod
+    def _not_yet(cls, value: object) -> object:
+        if value:
+            raise ValueError("not supported yet; leave it out")
+        return value
+
+    @field_validator("response_format")
+    @classmethod
+    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value not in (None, {"type": "text"}):
+            raise ValueError('only {"type": "text"} is supported so far')
+        return value
+
+    @model_validator(mode="after")
+    def _options_need_stream(self) -> "ChatCompletionRequest":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+
+class TaskBody(Sampling):
+    """`POST /tasks`: the native form."""
+
+    model: ModelName | None = None
+    messages: list[ChatMessage] | None = Field(
+        default=None, min_length=1, max_length=MAX_MESSAGES
+    )
+    prompt: str | None = Field(default=None, min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "TaskBody":
+        if (self.messages is None) == (self.prompt is None):
+            raise ValueError("give either messages or prompt")
+        return self

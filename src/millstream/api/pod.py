@@ -1,0 +1,179 @@
+"""An API pod: the collaborators its routes share, and their lifetimes."""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Request
+
+from millstream.api.admission import Admission
+from millstream.api.directory import Directory
+from millstream.api.feed import Feed
+from millstream.api.queue_watch import QueueWatch
+from millstream.api.relay import Relay, unavailable
+from millstream.shared.connection import RedisError, open_redis
+from millstream.shared.errors import ExpiredTask, UnknownTask
+from millstream.shared.keys import APIS, Keys
+from millstream.shared.registry import ApiInfo, heartbeat_interval, heartbeat_ttl
+from millstream.shared.schemas import Usage, shard_of, to_json
+from millstream.shared.scripts import Scripts
+from millstream.shared.settings import Settings
+from millstream.shared.states import TaskState
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS = "anonymous"
+STOP_TRIES = 20
+STOP_PAUSE_S = 0.5
+CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts connections
+
+
+class Pod:
+    """What the routes of one pod share."""
+
+    def __init__(self, settings: Settings, scripts: Scripts) -> None:
+        self.settings = settings
+        self.scripts = scripts
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.feed = Feed(
+            settings.redis_url, scripts, pod_id=self.id, shards=settings.shards
+        )
+        self.relay = Relay(scripts, self.feed)
+        self.directory = Directory(scripts, settings)
+        self.admission = Admission(scripts, self.directory, settings)
+        self.queue_watch = QueueWatch(scripts)
+        self.closing = False
+        """The pod has been told to go: streams that can be resumed elsewhere end now."""
+        self.closed = False
+        """The grace is over: every stream ends now."""
+        self.loop = asyncio.get_running_loop()
+        self._spawned: set[asyncio.Task[Any]] = set()
+
+    def close_streams(self) -> None:
+        """Begin to close: at once what another pod can go on with, the rest within the drain."""
+
+        async def close_rest() -> None:
+            await asyncio.sleep(max(self.settings.drain_s - CLOSING_MARGIN_S, 0))
+            self.closed = True
+            self.feed.wake_all()
+
+        if not self.closing:
+            self.closing = True
+            self.feed.wake_all()
+            self._closing_task = asyncio.create_task(close_rest(), name="close streams")
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run something that must go on when the request that wanted it is gone."""
+        task = asyncio.create_task(work, name=name)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+
+    async def settled(self) -> None:
+        """Return when all that was spawned is done."""
+        while self._spawned:
+            await asyncio.gather(*self._spawned, return_exceptions=True)
+
+    async def stop(self, task_id: str, caller: str) -> tuple[TaskState, Usage]:
+        """End a task; how it stands then.
+
+        Raises:
+            UnknownTask: there is none, or it is another caller's.
+            ExpiredTask: there was one.
+            RedisUnavailable: Redis does not answer, so the stop is not certain.
+        """
+        shard = shard_of(task_id)
+        state, prompt, completion = "unknown", 0, 0
+        if shard is not None:
+            try:
+                state, prompt, completion = await self.scripts.stop(
+                    Keys(shard),
+                    task_id=task_id,
+                    caller=caller,
+                    result_ttl_s=self.settings.result_ttl_s,
+                )
+            except RedisError as error:
+                raise unavailable(error) from error
+        if state == "unknown":
+            raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
+        if state == "expired":
+            raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
+        return TaskState(state), Usage(prompt, completion)
+
+    def stop_later(self, task_id: str, caller: str) -> None:
+        """End a task whose client went away, after the grace; its connection is gone already."""
+
+        async def stop() -> None:
+            await asyncio.sleep(self.settings.disconnect_grace_s)
+            for _ in range(STOP_TRIES):
+                try:
+                    await self.stop(task_id, caller)
+                except (UnknownTask, ExpiredTask):
+                    return
+                except Exception as error:
+                    logger.debug("stop of %s: %s", task_id, error)
+                    await asyncio.sleep(STOP_PAUSE_S)
+                else:
+                    return
+
+        self.spawn(stop(), f"stop {task_id}")
+
+    async def heartbeat(self, url: str) -> None:
+        """Keep the pod on the roster."""
+        while True:
+            info = ApiInfo(
+                id=self.id,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                url=url,
+                streams=self.feed.streams,
+            )
+            try:
+                await self.scripts.heartbeat(
+                    APIS,
+                    member=self.id,
+                    json=to_json(info),
+                    ttl_s=heartbeat_ttl(self.settings.lease_s),
+                )
+            except RedisError as error:
+                logger.debug("heartbeat: %s", error)
+            await asyncio.sleep(heartbeat_interval(self.settings.lease_s))
+
+
+@asynccontextmanager
+async def open_pod(settings: Settings) -> AsyncIterator[Pod]:
+    """A pod with its connections and background tasks, for as long as the context lasts."""
+    async with open_redis(settings.redis_url) as client:
+        pod = Pod(settings, Scripts(client))
+        url = f"http://{settings.host}:{settings.port}"
+        background = [
+            asyncio.create_task(pod.feed.run(), name="feed"),
+            asyncio.create_task(pod.feed.pulse(), name="pulse"),
+            asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
+        ]
+        try:
+            yield pod
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            try:
+                async with asyncio.timeout(2):
+                    await pod.settled()
+                    await pod.scripts.leave(APIS, pod.id)
+            except (RedisError, TimeoutError) as error:
+                logger.debug("could not leave the roster: %s", error)
+
+
+def pod_of(request: Request) -> Pod:
+    """The pod a request came to (a FastAPI dependency)."""
+    return request.app.state.pod
+
+
+def caller_of(request: Request) -> str:
+    """Whose request it is (a FastAPI dependency); everyone's, while there are no keys."""
+    return ANONYMOUS

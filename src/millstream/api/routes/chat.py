@@ -1,0 +1,162 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from millstream.api.body import largest_body, read_body
+from millstream.api.errors import error_object, failed_task
+from millstream.api.openai import mapping
+from millstream.api.openai.schemas import ChatCompletionRequest
+from millstream.api.pod import Pod, caller_of, pod_of
+from millstream.api.routes.openapi import json_body
+from millstream.api.streams import Silence, chat_stream, client_gone, event_stream
+from millstream.shared.events import TOKEN, Event
+from millstream.shared.states import TaskState
+
+router = APIRouter(tags=["openai"])
+
+# How long a stream's headers wait for the worker's word on the prompt: only a worker can count its
+# tokens, and a free one does so in less, so that a prompt beyond the context is an honest 400.
+FIRST_WORD_S = 0.15
+
+
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    openapi_extra=json_body(ChatCompletionRequest),
+)
+async def create_chat_completion(
+    request: Request,
+    pod: Pod = Depends(pod_of),  # noqa: B008
+    caller: str = Depends(caller_of),
+) -> Response:
+    """An answer to a conversation, whole or as a stream."""
+    limit = largest_body(pod.settings.max_prompt_chars)
+    body, raw = await read_body(request, ChatCompletionRequest, most=limit)
+    accepted = await pod.admission.submit(
+        caller=caller,
+        model=body.model,
+        sampling=mapping.sampling_of(body, mapping.chat_max_tokens(body)),
+        messages=mapping.messages_of(body.messages),
+        idempotency_key=request.headers.get("idempotency-key"),
+        body=raw,
+    )
+    task_id, created = accepted.task_id, int(time.time())
+    headers = {"x-task-id": task_id}
+    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
+    events = pod.relay.events(task_id, caller, after=0, tick_s=silence.tick_s)
+    if not body.stream:
+        return await _whole(request, pod, task_id, caller, accepted.model, created, events)
+
+    first = asyncio.create_task(_first(events))
+    gone = asyncio.create_task(client_gone(request))
+    try:
+        await asyncio.wait(
+            {first, gone}, timeout=FIRST_WORD_S, return_when=asyncio.FIRST_COMPLETED
+        )
+    except asyncio.CancelledError:
+        pod.stop_later(task_id, caller)
+        raise
+    finally:
+        gone.cancel()
+    if first.done() and not first.exception() and (batch := first.result()):
+        refused = _refused(batch[0])
+        if refused is not None:
+            return refused
+    options = body.stream_options
+    chunks = mapping.ChatChunks(
+        task_id,
+        model=accepted.model,
+        created=created,
+        include_usage=bool(options and options.include_usage),
+    )
+    return event_stream(
+        chat_stream(pod, task_id, caller, chunks, _after(first, events), silence), headers
+    )
+
+
+async def _first(events: AsyncIterator[list[Event]]) -> list[Event]:
+    async for batch in events:
+        if batch:
+            return batch
+    return []
+
+
+async def _after(
+    first: asyncio.Task[list[Event]], events: AsyncIterator[list[Event]]
+) -> AsyncIterator[list[Event]]:
+    """The batch that is under way already, then the rest; closes the events with itself."""
+    try:
+        yield await first
+        async for batch in events:
+            yield batch
+    finally:
+        first.cancel()
+
+
+def _refused(event: Event) -> Response | None:
+    """The answer to a task that a worker refused before its first token."""
+    if event.kind != TaskState.FAILED:
+        return None
+    status, body = failed_task(event.body["error"])
+    return JSONResponse(body, status)
+
+
+async def _whole(
+    request: Request,
+    pod: Pod,
+    task_id: str,
+    caller: str,
+    model: str,
+    created: int,
+    events: AsyncIterator[list[Event]],
+) -> Response:
+    """The answer in one piece; the client going away stops the task."""
+    collecting = asyncio.create_task(_collect(pod, events))
+    gone = asyncio.create_task(client_gone(request))
+    try:
+        await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not collecting.done():
+            pod.stop_later(task_id, caller)
+            return Response(status_code=499)  # nobody reads it
+    except asyncio.CancelledError:
+        pod.stop_later(task_id, caller)
+        raise
+    finally:
+        gone.cancel()
+        if not collecting.done():
+            collecting.cancel()
+    text, last = collecting.result()
+    headers = {"x-task-id": task_id}
+    if last is None:
+        pod.stop_later(task_id, caller)
+        error = error_object("This server is going away.", status=503, code="server_closing")
+        return JSONResponse(error, 503, {**headers, "Retry-After": "1"})
+    if last.kind == TaskState.COMPLETED:
+        answer: dict[str, Any] = mapping.chat_completion(
+            task_id, model=model, created=created, text=text, body=last.body
+        )
+        return JSONResponse(answer, headers=headers)
+    if last.kind == TaskState.CANCELLED:
+        return JSONResponse(mapping.unfinished(last), 409, headers)
+    status, body = failed_task(last.body["error"])
+    return JSONResponse(body, status, headers)
+
+
+async def _collect(
+    pod: Pod, events: AsyncIterator[list[Event]]
+) -> tuple[str, Event | None]:
+    """All text and the last event; None when the pod closes first."""
+    texts: list[str] = []
+    async for batch in events:
+        texts += [event.text for event in batch if event.kind == TOKEN]
+        if batch and batch[-1].terminal:
+            return "".join(texts), batch[-1]
+        if not batch and pod.closed:
+            break
+    return "", None

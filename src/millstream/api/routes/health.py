@@ -1,0 +1,33 @@
+"""`/health`: the process lives. `/ready`: it can take work."""
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse
+
+from millstream.api.errors import error_response
+from millstream.api.pod import Pod, pod_of
+from millstream.api.relay import unavailable
+from millstream.shared.connection import RedisError
+from millstream.shared.errors import FleetUnavailable, NoWorker
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """The process answers; nothing else is looked at."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", response_model=None)
+async def ready(pod: Pod = Depends(pod_of)) -> dict[str, str] | JSONResponse:  # noqa: B008
+    """Tasks sent here are accepted: Redis answers, and some worker has been ready before."""
+    if pod.closing:
+        return error_response(FleetUnavailable("This pod is going away.", code="server_closing"))
+    try:
+        await pod.scripts.ping()
+        can_take_work = await pod.directory.can_take_work()
+    except RedisError as error:
+        return error_response(unavailable(error))
+    if not can_take_work:
+        return error_response(NoWorker("No worker has been ready yet.", retry_after_s=2))
+    return {"status": "ready"}

@@ -1,0 +1,142 @@
+"""`/tasks`: the native form, made to be left and come back to."""
+
+import re
+from typing import Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from millstream.api.body import largest_body, read_body
+from millstream.api.openai import mapping
+from millstream.api.openai.schemas import TaskBody
+from millstream.api.pod import Pod, caller_of, pod_of
+from millstream.api.relay import unavailable
+from millstream.api.routes.openapi import json_body
+from millstream.api.streams import event_stream, native_stream
+from millstream.shared.connection import RedisError
+from millstream.shared.errors import EventOutOfRange
+from millstream.shared.events import TOKEN
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import Usage, shard_of
+from millstream.shared.states import TaskState
+
+router = APIRouter(tags=["tasks"])
+
+_EVENT_ID = re.compile(r"\d{1,15}", re.ASCII)
+
+
+@router.post("/tasks", status_code=202, openapi_extra=json_body(TaskBody))
+async def create_task(
+    request: Request,
+    pod: Pod = Depends(pod_of),  # noqa: B008
+    caller: str = Depends(caller_of),
+) -> JSONResponse:
+    """Take a task; it runs to its end whether anyone reads or not."""
+    limit = largest_body(pod.settings.max_prompt_chars)
+    body, raw = await read_body(request, TaskBody, most=limit)
+    accepted = await pod.admission.submit(
+        caller=caller,
+        model=body.model,
+        sampling=mapping.sampling_of(body, body.max_tokens),
+        messages=mapping.messages_of(body.messages or ()),
+        prompt=body.prompt,
+        idempotency_key=request.headers.get("idempotency-key"),
+        body=raw,
+    )
+    task_id, status = accepted.task_id, TaskState.QUEUED
+    if accepted.known:
+        page = await pod.relay.page(task_id, caller, after=0, count=1)
+        status = page.state
+    answer = {
+        "task_id": task_id,
+        "status": status,
+        "model": accepted.model,
+        "queue_position": accepted.position if status == TaskState.QUEUED else None,
+        "stream_url": f"/tasks/{task_id}/stream",
+        "stop_url": f"/tasks/{task_id}/stop",
+    }
+    return JSONResponse(answer, 202, {"x-task-id": task_id, "Location": f"/tasks/{task_id}"})
+
+
+@router.get("/tasks/{task_id}")
+async def get_task(
+    task_id: str,
+    pod: Pod = Depends(pod_of),  # noqa: B008
+    caller: str = Depends(caller_of),
+) -> dict[str, Any]:
+    """How a task stands, with its text so far."""
+    page = await pod.relay.page(task_id, caller, after=0)  # also says whose it is
+    try:
+        fields = await pod.scripts.task_fields(Keys(shard_of(task_id) or 0), task_id)
+    except RedisError as error:
+        raise unavailable(error) from error
+    texts: list[str] = []
+    last = None
+    while page.events:
+        texts += [event.text for event in page.events if event.kind == TOKEN]
+        last = page.events[-1]
+        if last.terminal:
+            break
+        page = await pod.relay.page(task_id, caller, after=last.seq)
+    state = TaskState(last.kind) if last is not None and last.terminal else page.state
+    usage = Usage(int(fields.get("prompt_tokens", 0)), int(fields.get("tokens", 0)))
+    body = last.body if last is not None and last.terminal else {}
+    return {
+        "task_id": task_id,
+        "status": state,
+        "model": fields.get("model"),
+        "text": "".join(texts),
+        "usage": body.get("usage", usage.to_dict()),
+        "finish_reason": body.get("finish_reason"),
+        "attempts": int(fields.get("attempt", 0)),
+        "worker": fields.get("worker") or None,
+        "created_at": _seconds(fields.get("created")),
+        "started_at": _seconds(fields.get("started")),
+        "finished_at": _seconds(fields.get("finished")),
+        "error": body.get("error"),
+    }
+
+
+def _seconds(milliseconds: str | None) -> float | None:
+    return None if milliseconds is None else int(milliseconds) / 1000
+
+
+@router.get("/tasks/{task_id}/stream", response_model=None)
+async def stream_task(
+    task_id: str,
+    last_event_id: str | None = Query(default=None),
+    last_event_id_header: str | None = Header(default=None, alias="last-event-id"),
+    pod: Pod = Depends(pod_of),  # noqa: B008
+    caller: str = Depends(caller_of),
+) -> Response:
+    """A task's events after the one the client has, and then as they come."""
+    # A browser that reconnects repeats the first URL and adds the header: the header is newer.
+    given = last_event_id_header or last_event_id or "0"
+    if not _EVENT_ID.fullmatch(given):
+        raise EventOutOfRange(
+            "The last event id must be the number of an event.", param="last_event_id"
+        )
+    after = int(given)
+    page = await pod.relay.page(task_id, caller, after=after, count=1)
+    if after > page.seq:
+        raise EventOutOfRange(
+            f"The log ends at event {page.seq}; {after} is ahead of it.", param="last_event_id"
+        )
+    if page.state.terminal and after == page.seq:
+        return Response(status_code=204)
+    queued = page.state == TaskState.QUEUED
+    return event_stream(
+        native_stream(pod, task_id, caller, after=after, model=page.model, queued=queued)
+    )
+
+
+@router.post("/tasks/{task_id}/stop")
+@router.delete("/tasks/{task_id}")
+async def stop_task(
+    task_id: str,
+    pod: Pod = Depends(pod_of),  # noqa: B008
+    caller: str = Depends(caller_of),
+) -> dict[str, Any]:
+    """End a task now; one that has ended stays as it was."""
+    state, usage = await pod.stop(task_id, caller)
+    return {"task_id": task_id, "status": state, "usage": usage.to_dict()}

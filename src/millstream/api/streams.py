@@ -1,0 +1,141 @@
+"""The event streams: what a reader of a task is sent, from the first comment to the last event."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+
+from millstream.api import sse
+from millstream.api.errors import error_object
+from millstream.api.openai.mapping import ChatChunks
+from millstream.api.pod import Pod
+from millstream.shared.connection import RedisError
+from millstream.shared.errors import MillstreamError
+from millstream.shared.events import Event
+
+HINT_S = 2.0
+RETRY_MS = 500
+# A client that takes nothing for so long is cut; it resumes from the number it has.
+SEND_TIMEOUT_S = 60.0
+_HEADERS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store, no-transform",  # caches and compressing proxies keep off
+}
+
+
+def event_stream(
+    content: AsyncIterator[bytes], headers: dict[str, str] | None = None
+) -> EventSourceResponse:
+    """A response of frames; keepalives come from the content itself, which knows the silence."""
+    return EventSourceResponse(
+        content, headers={**_HEADERS, **(headers or {})}, ping=0, send_timeout=SEND_TIMEOUT_S
+    )
+
+
+class Silence:
+    """Tells when a keepalive is due on one stream."""
+
+    def __init__(self, keepalive_s: float, tick_s: float) -> None:
+        # Ticks divide the keepalive evenly; half a tick of slack takes up a late timer.
+        self.tick_s = keepalive_s / max(1, round(keepalive_s / tick_s))
+        self._due_s = keepalive_s - self.tick_s / 2
+        self._broken_at = time.monotonic()
+
+    def broken(self) -> None:
+        """Something has been sent."""
+        self._broken_at = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether a keepalive must be sent now."""
+        return time.monotonic() - self._broken_at >= self._due_s
+
+
+async def native_stream(
+    pod: Pod, task_id: str, caller: str, *, after: int, model: str, queued: bool
+) -> AsyncIterator[bytes]:
+    """The native stream of a task after event number `after`."""
+    silence = Silence(pod.settings.keepalive_s, HINT_S)
+    last_hint: tuple[int, float] | None = None
+    yield sse.OPENING.encode()
+    events = pod.relay.events(task_id, caller, after=after, tick_s=silence.tick_s)
+    async with aclosing(events):
+        try:
+            async for batch in events:
+                frames = "".join(map(sse.native_frame, batch))
+                if batch:
+                    queued = False
+                elif pod.closing:
+                    yield sse.retry_frame(RETRY_MS).encode()
+                    return
+                elif queued:
+                    hint = await _hint(pod, task_id, model)
+                    queued = hint is not None
+                    if hint is not None and hint != last_hint:
+                        frames = sse.queued_frame(*hint)
+                        last_hint = hint
+                if not frames and silence.due:
+                    frames = sse.PING
+                if frames:
+                    yield frames.encode()
+                    silence.broken()
+        except MillstreamError as error:
+            yield sse.error_frame(error_object(error.message, status=500, code=error.code)).encode()
+
+
+async def _hint(pod: Pod, task_id: str, model: str) -> tuple[int, float] | None:
+    try:
+        return await pod.queue_watch.position(task_id, model)
+    except RedisError:
+        return (0, 0.0)  # still waiting, as far as anyone knows
+
+
+async def chat_stream(
+    pod: Pod,
+    task_id: str,
+    caller: str,
+    chunks: ChatChunks,
+    events: AsyncIterator[list[Event]],
+    silence: Silence,
+) -> AsyncIterator[bytes]:
+    """OpenAI's stream of an answer. The client going away stops the task."""
+    ended = False
+    try:
+        yield (sse.OPENING + chunks.opening()).encode()
+        async for batch in events:
+            frames = ""
+            if batch and batch[-1].terminal:
+                ended = True
+                frames = chunks.frames(batch[:-1]) + chunks.ending(batch[-1])
+                if batch[-1].kind == "completed":
+                    frames += sse.DONE
+            elif batch:
+                frames = chunks.frames(batch)
+            elif pod.closed:
+                error = error_object(
+                    "This server is going away; the answer was cut.",
+                    status=503,
+                    code="server_closing",
+                )
+                yield sse.data_frame(error).encode()
+                return
+            if not frames and silence.due:
+                frames = sse.OPENAI_PING
+            if frames:
+                yield frames.encode()
+                silence.broken()
+            if ended:
+                return
+    except MillstreamError as error:
+        yield sse.data_frame(error_object(error.message, status=500, code=error.code)).encode()
+    finally:
+        if not ended:
+            pod.stop_later(task_id, caller)
+
+
+async def client_gone(request: Request) -> None:
+    """Return when the client of a request whose body has been read goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
