@@ -1,5 +1,7 @@
 """Reads a request's body: bounded, strict JSON, checked against a schema, with the field at fault."""
 
+import json
+import math
 from typing import Any, TypeVar
 
 import orjson
@@ -7,6 +9,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from millstream.shared.errors import InvalidRequest, RequestTooLarge
+
+# curl -d says it sends a form; whoever types that means JSON, and a real form is not valid JSON.
+_JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -25,8 +30,8 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
             levels included), or a field is not as it must be.
     """
     raw = await _read(request, most)
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0]
-    if not (content_type.strip().lower() or "json").endswith("json"):
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type not in _JSON_TYPES and not content_type.endswith("+json"):
         raise InvalidRequest(
             f"The body must be JSON with Content-Type application/json, not {content_type[:100]!r}.",
             code="unsupported_content_type",
@@ -34,7 +39,9 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise InvalidRequest(
+            f"The body is not valid JSON: {error}.", param=_not_json(raw), code="invalid_json"
+        ) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     try:
@@ -59,6 +66,31 @@ async def _read(request: Request, most: int) -> bytes:
     except ClientDisconnect:
         raise InvalidRequest("The body ended early.", code="invalid_json") from None
     return b"".join(parts)
+
+
+def _not_json(raw: bytes) -> str | None:
+    """The field that holds what Python's parser takes and JSON does not, if that is the fault.
+
+    NaN, Infinity, 1e400 and lone surrogates are sent by clients that did not mean to; "line 1
+    column 59" would not help their authors.
+    """
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return next((name[:200] for name, value in fields.items() if _beyond_json(value)), None)
+
+
+def _beyond_json(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, str):
+        return any("\ud800" <= character <= "\udfff" for character in value)
+    if isinstance(value, list):
+        return any(map(_beyond_json, value))
+    return isinstance(value, dict) and any(map(_beyond_json, value.values()))
 
 
 def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
