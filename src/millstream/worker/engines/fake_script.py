@@ -22,6 +22,7 @@ _WORD = re.compile(r"\s{0,16}\S{1,32}|\s{1,32}")
 # Ids travel as decimal numbers, and Python reads no more than 4300 digits: 1785 bytes.
 _LONGEST_TOKEN = 1024
 
+# Neither words nor order may change: workers of two versions can share a task.
 _WORDS = """
     a all and any as at be big blue book bread but by can city clear cold come day deep do door
     each early end far few field find fire fish for from garden give go good green grow hand he
