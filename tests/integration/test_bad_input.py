@@ -1,0 +1,143 @@
+"""Bad input gets OpenAI's error body naming the field, stores nothing, and harms no one."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.local_fleet import LocalFleet
+
+USER = [{"role": "user", "content": "x"}]
+
+CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
+    "no messages": ({}, 400, "messages", "missing_required_parameter"),
+    "empty messages": ({"messages": []}, 400, "messages", None),
+    "messages no list": ({"messages": "hi"}, 400, "messages", None),
+    "no role": ({"messages": [{"content": "x"}]}, 400, "messages[0].role", None),
+    "bad role": ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages[0].role", None),
+    "content number": ({"messages": [{"role": "user", "content": 5}]}, 400,
+                       "messages[0].content", None),
+    "content null": ({"messages": [{"role": "user", "content": None}]}, 400, "messages[0]", None),
+    "image part": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+                   "messages[0].content[0].type", None),
+    "unknown model": ({"messages": USER, "model": "gpt-9"}, 404, "model", "model_not_found"),
+    "model number": ({"messages": USER, "model": 3}, 400, "model", None),
+    "model forged": ({"messages": USER, "model": "x\ndata: evil"}, 404, "model", None),
+    "temperature text": ({"messages": USER, "temperature": "1"}, 400, "temperature", None),
+    "temperature high": ({"messages": USER, "temperature": 2.5}, 400, "temperature", None),
+    "temperature bool": ({"messages": USER, "temperature": True}, 400, "temperature", None),
+    "top_p zero": ({"messages": USER, "top_p": 0}, 400, "top_p", None),
+    "max_tokens zero": ({"messages": USER, "max_tokens": 0}, 400, "max_tokens", None),
+    "max_tokens huge": ({"messages": USER, "max_tokens": 10**9}, 400, "max_tokens", None),
+    "max_tokens float": ({"messages": USER, "max_tokens": 1.5}, 400, "max_tokens", None),
+    "seed huge": ({"messages": USER, "seed": 2**63}, 400, "seed", None),
+    "n two": ({"messages": USER, "n": 2}, 400, "n", None),
+    "stop empty": ({"messages": USER, "stop": ""}, 400, "stop", None),
+    "stop too many": ({"messages": USER, "stop": ["a"] * 17}, 400, "stop", None),
+    "tools": ({"messages": USER, "tools": []}, 400, "tools", "unknown_parameter"),
+    "logit_bias": ({"messages": USER, "logit_bias": {"1": 1}}, 400, "logit_bias", None),
+    "json mode": ({"messages": USER, "response_format": {"type": "json_object"}}, 400,
+                  "response_format", None),
+    "options without stream": ({"messages": USER, "stream_options": {}}, 400, None, None),
+    "prompt too long": ({"messages": [{"role": "user", "content": "x" * 300_000}]}, 400,
+                        "messages", "prompt_too_long"),
+    "not an object": ([1], 400, None, "invalid_json"),
+}  # fmt: skip
+
+RAW_CASES: dict[str, tuple[bytes, int, str | None]] = {
+    "nan": (b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, "temperature"),
+    "infinity": (b'{"messages":[],"top_p":-Infinity}', 400, "top_p"),
+    "overflow": (b'{"messages":[],"temperature":1e400}', 400, "temperature"),
+    "surrogate": (b'{"messages":[{"role":"user","content":"\\ud800"}]}', 400, "messages"),
+    "surrogate key": (b'{"\\ud800":"\\ud800"}', 400, "?"),
+    "deep": (b'{"messages":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400, None),
+    "deep open": (b"[" * 20_000, 400, None),
+    "cut": (b'{"messages":[', 400, None),
+    "empty": (b"", 400, None),
+    "not utf-8": (b'{"messages":"\xff"}', 400, None),
+    "ten megabytes": (b'{"messages":"' + b"x" * 10_000_000 + b'"}', 413, None),
+}
+
+
+async def test_every_bad_request_is_told_its_fault(fleet: LocalFleet) -> None:
+    api = await fleet.api()
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=10) as http:
+        for name, (body, status, param, code) in CHAT_CASES.items():
+            answer = await http.post("/v1/chat/completions", content=json.dumps(body))
+            check(name, answer, status, param, code)
+        for name, (raw, status, param) in RAW_CASES.items():
+            for path in ("/v1/chat/completions", "/tasks"):
+                answer = await http.post(path, content=raw)
+                check(name, answer, status, param, None)
+
+        async def endless():
+            for _ in range(64):
+                yield b"x" * 1_000_000
+
+        answer = await http.post("/tasks", content=endless())
+        check("chunked", answer, 413, None, "request_too_large")
+        answer = await http.post("/tasks", files={"file": b"x"})
+        check("multipart", answer, 400, None, "unsupported_content_type")
+        answer = await http.post("/tasks", json={"prompt": "a", "messages": USER})
+        check("both", answer, 400, None, None)
+        answer = await http.post("/tasks", json={"prompt": "a"}, headers={"Idempotency-Key": ""})
+        check("empty key", answer, 400, "Idempotency-Key", None)
+
+        assert [key async for key in fleet.redis.scan_iter("*:task:*")] == []
+        good = await http.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2})
+        assert good.json()["usage"]["completion_tokens"] == 2
+
+
+def check(
+    name: str, answer: httpx.Response, status: int, param: str | None, code: str | None
+) -> None:
+    assert answer.status_code == status, f"{name}: {answer.text}"
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}, name
+    assert error["type"] == "invalid_request_error", name
+    assert error["param"] == param, f"{name}: {error}"
+    assert error["message"], name
+    assert code is None or error["code"] == code, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_prompt_beyond_the_context_is_a_400(fleet: LocalFleet, stream: bool) -> None:
+    # A million words of two characters: the fake engine's context holds as many tokens.
+    api = await fleet.api(max_prompt_chars=3_000_000)
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        body = {"messages": [{"role": "user", "content": "a " * 1_000_001}], "stream": stream}
+        answer = await http.post("/v1/chat/completions", json=body)
+        if answer.status_code == 200:  # the worker took longer than the headers may wait
+            assert stream
+            error = json.loads(answer.text.split("data: ")[-1])["error"]
+        else:
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    await fleet.quiet()
+
+
+async def test_errors_outside_routes_have_the_same_shape_and_cors(fleet: LocalFleet) -> None:
+    api = await fleet.api()
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        origin = {"Origin": "http://page.example"}
+        for answer, status in (
+            (await http.get("/nowhere", headers=origin), 404),
+            (await http.put("/tasks", headers=origin), 405),
+            (await http.post("/tasks", content=b"{", headers=origin), 400),
+            (await http.get("/tasks/nope", headers=origin), 404),
+            (await http.post("/tasks", json={"prompt": "x"}, headers=origin), 503),
+            (await http.get("/ready", headers=origin), 503),
+        ):
+            assert answer.status_code == status, answer.text
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert answer.headers["access-control-allow-origin"] == "*"
+            assert "access-control-allow-credentials" not in answer.headers
+            assert (status != 503) or int(answer.headers["retry-after"]) >= 1
+        preflight = await http.options(
+            "/tasks", headers={**origin, "Access-Control-Request-Method": "POST"}
+        )
+        assert preflight.status_code == 200

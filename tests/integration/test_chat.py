@@ -1,0 +1,210 @@
+"""Chat completions through a real pod, Valkey and worker, as the official client sees them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.support import sse
+from tests.support.local_fleet import Api, LocalFleet
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def api(fleet: LocalFleet) -> AsyncIterator[Api]:
+    pod = await fleet.api(keepalive_s=0.5)
+    await fleet.worker()
+    yield pod
+
+
+@pytest.fixture
+async def client(api: Api) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{api.url}/v1", api_key="none", max_retries=0
+    ) as session:
+        yield session
+
+
+def ask(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def directed(prompt: str = "hello", **directive: object) -> list[dict[str, str]]:
+    return ask(f"@fake {json.dumps(directive)}\n{prompt}")
+
+
+async def test_stream_and_whole_give_the_same_text(client: openai.AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(model="fake", messages=directed(tokens=40))
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(
+            model="fake",
+            messages=directed(tokens=40),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    ]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert len(text.split()) == 40
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 40
+    assert [c.usage for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].choices == []
+    # role, 40 tokens, finish, usage
+    assert len(chunks) == 43
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def test_the_wire_is_strict_sse(api: Api) -> None:
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        answer = await http.post(
+            "/v1/chat/completions", json={"messages": directed(tokens=3), "stream": True}
+        )
+    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["cache-control"] == "no-store, no-transform"
+    assert answer.headers["x-accel-buffering"] == "no"
+    frames = sse.parse(answer.text)
+    assert frames[0].comments == ["ok"]
+    assert all(frame.id is None and frame.event == "message" for frame in frames)
+    assert answer.headers["x-task-id"] in frames[0].json["id"]
+    assert len(sse.chat_text(frames).split()) == 3
+
+
+async def test_max_tokens_is_a_length_finish(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="fake", messages=ask("x"), max_tokens=7)
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 7
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_stop_string_across_tokens(client: openai.AsyncOpenAI, stream: bool) -> None:
+    arguments = {
+        "model": "fake",
+        "messages": directed(texts=["he", "llo", " wor", "ld", " and more"]),
+        "stop": ["lo w"],
+    }
+    if stream:
+        deltas = [
+            chunk.choices[0]
+            async for chunk in await client.chat.completions.create(**arguments, stream=True)
+        ]
+        text = "".join(delta.delta.content or "" for delta in deltas)
+        reason = deltas[-1].finish_reason
+    else:
+        choice = (await client.chat.completions.create(**arguments)).choices[0]
+        text, reason = choice.message.content, choice.finish_reason
+    assert (text, reason) == ("hel", "stop")
+
+
+async def test_text_held_back_for_a_stop_string_comes_at_the_end(
+    client: openai.AsyncOpenAI,
+) -> None:
+    answer = await client.chat.completions.create(
+        model="fake", messages=directed(texts=["he", "llo", " wo"]), stop="lo world"
+    )
+    assert answer.choices[0].message.content == "hello wo"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+
+
+async def test_bytes_of_an_emoji_are_joined(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(
+        model="fake", messages=directed(bytes=["e6", "97a5", "f0", "9f", "98", "80", "0a"])
+    )
+    assert answer.choices[0].message.content == "日😀\n"
+
+
+async def test_keepalives_flow_before_the_first_token(api: Api) -> None:
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        answer = await http.post(
+            "/v1/chat/completions",
+            json={"messages": directed(tokens=2, delay_s=1.8), "stream": True},
+        )
+    frames = sse.parse(answer.text)
+    comments = [comment for frame in frames for comment in frame.comments]
+    assert comments.count("ping") >= 2
+    assert len(sse.chat_text(frames).split()) == 2
+    # A blank line after a comment would end an event for the openai client.
+    assert ": ping\n\n" not in answer.text
+
+
+async def test_sixteen_at_once_get_their_own_answers(client: openai.AsyncOpenAI) -> None:
+    async def one(number: int) -> str | None:
+        answer = await client.chat.completions.create(
+            model="fake", messages=directed(f"canary {number} " * 5, echo=True)
+        )
+        return answer.choices[0].message.content
+
+    answers = await asyncio.gather(*map(one, range(16)))
+    assert answers == [f"canary {number} " * 5 for number in range(16)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_stops_its_task(
+    fleet: LocalFleet, api: Api, stream: bool
+) -> None:
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        request = asyncio.create_task(
+            http.post(
+                "/v1/chat/completions",
+                json={"messages": directed(tokens=100_000, rate=20), "stream": stream},
+            )
+        )
+
+        async def running() -> bool:
+            return any(worker.running for worker in await fleet.workers())
+
+        await eventually(running, what="running task")
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await fleet.quiet()
+    states = [await fleet.redis.hget(key, "state") async for key in fleet.redis.scan_iter("*:task:*")]
+    assert states == [b"cancelled"]
+
+
+async def test_two_workers_share_the_load(fleet: LocalFleet, api: Api) -> None:
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        requests = [
+            asyncio.create_task(
+                http.post(
+                    "/v1/chat/completions", json={"messages": directed(tokens=20, rate=10)}
+                )
+            )
+            for _ in range(12)
+        ]
+
+        async def both() -> list[int]:
+            running = [worker.running for worker in await fleet.workers()]
+            return running if sum(running) == 12 else []
+
+        shares = await eventually(both, what="twelve running tasks")
+        assert len(shares) == 2
+        assert min(shares) >= 3
+        assert [answer.status_code for answer in await asyncio.gather(*requests)] == [200] * 12
+
+
+async def test_models_are_those_of_live_workers(
+    fleet: LocalFleet, client: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    await fleet.worker(model="other/name:v2")
+    async def listed() -> bool:
+        return {model.id async for model in client.models.list()} == {"fake", "other/name:v2"}
+
+    await eventually(listed, what="both models")
+    assert (await client.models.retrieve("other/name:v2")).id == "other/name:v2"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("third")
+    with pytest.raises(openai.BadRequestError) as two:
+        await client.chat.completions.create(
+            model=openai.omit, messages=ask("x"),  # type: ignore[arg-type]
+        )
+    assert two.value.param == "model"

@@ -1,0 +1,1 @@
+"""What the tests share: real servers, a strict SSE parser, bounded waiting."""
