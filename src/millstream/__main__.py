@@ -1,0 +1,5 @@
+"""`python -m millstream` is the `millstream` command."""
+
+from millstream.fleet.cli import main
+
+main()

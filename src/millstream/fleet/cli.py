@@ -1,0 +1,124 @@
+"""The `millstream` command: options in, exit code out; all else is imported when it is needed."""
+
+import sys
+from typing import Any
+
+import click
+
+from millstream import __version__
+from millstream.shared.errors import MillstreamError, SettingsError
+
+OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_ENGINES = click.Choice(["transformers", "fake"])
+
+_host = click.option("--host", help="Address the API listens on.")
+_engine = click.option("--engine", type=_ENGINES, help="What runs the model.")
+
+
+def main() -> None:
+    """Run the command; every expected failure is one line on stderr that says what to do."""
+    sys.exit(invoke(sys.argv[1:]))
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run the command with these arguments; the exit code."""
+    try:
+        return int(cli.main(arguments, prog_name="millstream", standalone_mode=False) or OK)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "millstream"
+        return _complain(f"{error.format_message()} See `{path} --help`.", WRONG_USAGE)
+    except SettingsError as error:
+        return _complain(error.message, WRONG_USAGE)
+    except MillstreamError as error:
+        return _complain(error.message, FAILED)
+    except ModuleNotFoundError as error:
+        if (error.name or "millstream").startswith("millstream"):
+            raise
+        return _complain(
+            f"{error.name} is not installed: run `pip install 'millstream[all]'`, or of [api], "
+            "[worker] and [fleet] those this machine needs",
+            FAILED,
+        )
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+
+
+def _complain(message: str, code: int) -> int:
+    click.echo(f"millstream: {message}", err=True)
+    return code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Serve language models by a fleet that loses nothing.
+
+    Settings come from MILLSTREAM_… variables and .env; options win over both.
+    """
+
+
+@cli.command()
+@click.option("--apis", type=click.IntRange(1, 64), default=1, help="API pods.")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, help="Workers per model.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the first pod; 0: any.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME=SOURCE",
+    help="A model to serve: a folder, a hub id, a .gguf file, or `bundled`. May be repeated.",
+)
+@_engine
+@_host
+@click.option("--verbose", "-v", is_flag=True, help="Show all that the processes log.")
+def up(
+    *,
+    apis: int,
+    workers: int,
+    port: int | None,
+    models: tuple[str, ...],
+    engine: str | None,
+    host: str | None,
+    verbose: bool,
+) -> int:
+    """Run a whole fleet on this machine."""
+    from millstream.fleet.up import UpOptions, run
+    from millstream.shared.settings import read_settings
+
+    settings = read_settings(_given(port=port, engine=engine, host=host))
+    return run(settings, UpOptions(apis=apis, workers=workers, models=models, verbose=verbose))
+
+
+@cli.command()
+@_host
+@click.option("--port", type=click.IntRange(0, 65535), help="Port the API listens on.")
+@click.option("--model", metavar="NAME", help="Take tasks for this model before workers join.")
+def api(*, host: str | None, port: int | None, model: str | None) -> int:
+    """Run one API pod."""
+    from millstream.api.server import serve
+    from millstream.shared.settings import read_settings
+
+    return serve(read_settings(_given(host=host, port=port, model=model)))
+
+
+@cli.command()
+@click.option("--model", metavar="NAME=SOURCE", help="The model to serve, or its source alone.")
+@_engine
+def worker(*, model: str | None, engine: str | None) -> int:
+    """Run one worker."""
+    from millstream.fleet.plan import parse_model
+    from millstream.shared.settings import read_settings
+    from millstream.worker.main import run
+
+    settings = read_settings(_given(engine=engine))
+    if model is not None:
+        chosen = parse_model(model, engine=settings.engine)
+        settings = read_settings(
+            _given(engine=engine, model=chosen.name, model_source=chosen.source)
+        )
+    return run(settings)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

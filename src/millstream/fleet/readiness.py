@@ -1,0 +1,78 @@
+"""Turns the fleet's roster into what a waiting person reads: pure."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+
+from millstream.shared.registry import WorkerInfo
+from millstream.shared.states import WorkerState
+
+
+class Progress:
+    """Remembers what each worker last said, and tells what is new."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def news(
+        self, names: Mapping[int, str], workers: Sequence[WorkerInfo]
+    ) -> list[tuple[WorkerState, str]]:
+        """A line for each worker (known by its process id) that does something else than before."""
+        lines: list[tuple[WorkerState, str]] = []
+        for worker in workers:
+            name = names.get(worker.pid)
+            if name is None:
+                continue
+            doing = describe(worker)
+            # Progress in numbers would be a line every tick; what it does changes rarely.
+            kind = doing.rstrip("0123456789%./ ()")
+            if self._said.get(name) != kind:
+                self._said[name] = kind
+                lines.append((worker.state, f"{name}: {doing}"))
+        return lines
+
+
+def describe(worker: WorkerInfo) -> str:
+    """What a worker does, in a few words."""
+    match worker.state:
+        case WorkerState.STARTING:
+            return f"{worker.model}: {worker.note or 'starting'}"
+        case WorkerState.READY:
+            return f"{worker.model} is ready"
+        case _:
+            return f"{worker.model} is {worker.state.value}"
+
+
+def summary(names: Mapping[int, str], workers: Sequence[WorkerInfo]) -> str:
+    """One line on all workers that are not ready yet; empty when all are."""
+    known = {worker.pid: worker for worker in workers}
+    parts = [
+        f"{name}: {describe(known[pid]) if pid in known else 'starting'}"
+        for pid, name in names.items()
+        if pid not in known or known[pid].state == WorkerState.STARTING
+    ]
+    return " · ".join(parts)
+
+
+def ready_text(urls: Sequence[str], *, model: str, state: str) -> str:
+    """What to do now, ready to paste."""
+    url = urls[0]
+    also = f" (also {', '.join(urls[1:])})" if len(urls) > 1 else ""
+    body = json.dumps(
+        {
+            "model": model,
+            "stream": True,
+            "temperature": 0,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        },
+        ensure_ascii=False,
+    )
+    return f"""
+Millstream is ready at {url}{also}
+
+  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
+
+  Python: openai.OpenAI(base_url="{url}/v1", api_key="none")
+
+Ctrl-C stops it. {state}
+"""

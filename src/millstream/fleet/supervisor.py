@@ -1,0 +1,139 @@
+"""Keeps one process of the fleet running, and ends it in order."""
+
+import asyncio
+import contextlib
+import signal
+import time
+
+from millstream.fleet.backoff import Backoff
+from millstream.fleet.guard import Guard
+from millstream.fleet.lifeline import MARK
+from millstream.fleet.log_lines import Calm, message_of
+from millstream.fleet.plan import ProcessSpec
+from millstream.fleet.process import Process, hold_command
+from millstream.fleet.screen import Screen
+from millstream.shared.errors import MillstreamError
+
+HOPELESS = 2
+"""The exit code for wrong settings, which no second start heals."""
+
+DRAIN_MARGIN_S = 3.0
+"""What a process may take on top of DRAIN_S to end its interpreter."""
+
+_SHOWN_LINES = 8
+
+
+class Supervisor:
+    """Starts a process again whenever it ends, until told to stop."""
+
+    def __init__(
+        self, spec: ProcessSpec, *, guard: Guard, screen: Screen, verbose: bool = False
+    ) -> None:
+        self.spec = spec
+        self._guard = guard
+        self._screen = screen
+        self._verbose = verbose
+        self._stopping = asyncio.Event()
+        self._process: Process | None = None
+        self._ready_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that runs now; 0 where none does."""
+        return self._process.pid if self._process and self._process.running else 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the process that runs now has become ready."""
+        return self._ready_at is not None
+
+    def mark_ready(self) -> None:
+        """The process that runs now has joined the fleet."""
+        if self._ready_at is None:
+            self._ready_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Keep the process running until told to stop.
+
+        Raises:
+            MillstreamError: it ends for a reason that stays.
+        """
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            process = await self._start()
+            code = await process.wait()
+            # What it forked and left behind holds ports and memory that the next one needs.
+            process.kill()
+            self._guard.forget(process.pid)
+            if self._stopping.is_set():
+                return
+            if code == HOPELESS:
+                raise MillstreamError(f"{self.spec.name} cannot start: {_reason(process)}")
+            ready_for_s = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
+            wait_s = backoff.after(ready_for_s)
+            self._report(process, code, wait_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    async def stop(self, *, drain_s: float, force: asyncio.Event) -> None:
+        """Let the process drain and wait for its end; with `force`, or too late, kill it."""
+        self._stopping.set()
+        if self._process is None or not self._process.running:
+            return
+        process = self._process
+        process.terminate()
+        ended = asyncio.create_task(process.wait())
+        forced = asyncio.create_task(force.wait())
+        await asyncio.wait(
+            {ended, forced},
+            timeout=drain_s + DRAIN_MARGIN_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        forced.cancel()
+        if not ended.done():
+            if not force.is_set():
+                self._screen.warn(f"{self.spec.name} did not drain in {drain_s:g} s and is killed")
+            process.kill()
+        await ended
+
+    async def _start(self) -> Process:
+        self._ready_at = None
+        calm = Calm()
+
+        def show(line: str) -> None:
+            if calm.shows(line) or self._verbose:
+                self._screen.child_line(self.spec.name, line)
+
+        process = self._process = Process(
+            hold_command(self.spec.command),
+            environment={**self.spec.environment, MARK: self._guard.mark},
+            on_line=show,
+        )
+        await process.start()
+        self._guard.adopt(process.pid)
+        if self._stopping.is_set():
+            process.terminate()
+        return process
+
+    def _report(self, process: Process, code: int, wait_s: float) -> None:
+        self._screen.warn(
+            f"{self.spec.name} {how_it_ended(code)}; it is started again in {wait_s:g} s"
+        )
+        if not self.ready:
+            for line in list(process.tail)[-_SHOWN_LINES:]:
+                self._screen.child_line(self.spec.name, line)
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code, or the signal it stands for, in words."""
+    # 128 + n is a signal, too, reported by a shell's rule.
+    number = -code if code < 0 else code - 128
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(number).name}"
+    return f"ended with exit code {code}"
+
+
+def _reason(process: Process) -> str:
+    if not process.tail:
+        return "it gave no reason"
+    return message_of(process.tail[-1]).removeprefix("millstream: ")
