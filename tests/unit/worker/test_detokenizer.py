@@ -130,6 +130,23 @@ def test_any_bytes_add_up_to_the_decode_of_all(tokens: list[bytes]) -> None:
     assert "".join(pieces) == FakeTokenizer().decode(ids)
 
 
+@pytest.mark.parametrize("character", ["é", "你", "😀"])
+def test_a_character_after_any_number_of_invalid_bytes(character: str) -> None:
+    for count in range(100):
+        raw = b"\xff" * count + character.encode()
+        pieces = pieces_of(FakeTokenizer(), byte_tokens(*(bytes([each]) for each in raw)))
+        assert "".join(pieces) == "\ufffd" * count + character
+
+
+@pytest.mark.parametrize("unfinished", [b"\xf0\x9f\x98", b"\xe4\xbd", b"\xc3"])
+def test_a_long_window_is_cut_only_where_it_does_no_harm(unfinished: bytes) -> None:
+    for count in range(70):
+        tokens = [b"\xe4\xbd", *[b"\xa0\xe4\xbd"] * count]
+        tokens += [bytes([each]) for each in unfinished * 30]
+        ids = byte_tokens(*tokens, b"!")
+        assert "".join(pieces_of(FakeTokenizer(), ids)) == FakeTokenizer().decode(ids)
+
+
 @given(st.text(), st.data())
 def test_no_piece_has_a_broken_character(text: str, data: st.DataObject) -> None:
     raw = text.replace("\ufffd", "").encode()

@@ -191,9 +191,6 @@ class FakeEngine:
 
     def _deliver(self, on_step: OnStep, step: _Step) -> None:
         """Hand a step over, without what has been cancelled since."""
-        with self._changed:
-            self._run += 1
-            self._changed.notify_all()
         outputs: list[StepOutput] = []
         for generation, output in step:
             # By identity: the id of a cancelled request may have been given to a new one.
@@ -201,8 +198,13 @@ class FakeEngine:
                 outputs.append(output)
                 if output.finish is not None:
                     del self._live[output.request_id]
-        if outputs:
-            on_step(outputs)
+        try:
+            if outputs:
+                on_step(outputs)
+        finally:
+            with self._changed:
+                self._run += 1
+                self._changed.notify_all()
 
     # On the engine's thread.
 

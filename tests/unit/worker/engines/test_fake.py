@@ -494,6 +494,25 @@ class TestStop:
         assert running.engine.health().active == 0
         assert threads() == []
 
+    async def test_a_callback_that_raises_does_not_hold_the_engine_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        caught: list[Any] = []
+        loop.set_exception_handler(lambda _, context: caught.append(context["exception"]))
+        ended = asyncio.Event()
+
+        def on_step(outputs: list[StepOutput]) -> None:
+            if outputs[0].finish is not None:
+                ended.set()
+            raise RuntimeError(str(len(caught)))
+
+        engine = FakeEngine(SETTINGS)
+        await engine.start(on_step)
+        engine.submit(request(directive(tokens=9)))
+        async with asyncio.timeout(5):
+            await ended.wait()
+        await engine.stop()
+        assert [str(error) for error in caught] == [str(n) for n in range(10)]
+
     async def test_twice_and_without_a_start(self, running: Running) -> None:
         await running.engine.stop()
         await running.engine.stop()
@@ -548,13 +567,14 @@ class TestFaults:
 
 
 CRASHING = """
-import asyncio, sys
+import asyncio, sys, time
 from millstream.worker.engines.base import EngineSettings, GenerationRequest
 from millstream.worker.engines.fake import FakeEngine
 
 async def main():
     engine = FakeEngine(EngineSettings(model="fake", source="fake"))
     def on_step(outputs):
+        time.sleep(float(sys.argv[3]))
         for output in outputs:
             print(engine.tokenizer.decode(output.token_ids), output.finish, flush=True)
     await engine.start(on_step)
@@ -570,21 +590,22 @@ asyncio.run(main())
 
 class TestCrash:
     @pytest.mark.parametrize(
-        ("crash_at", "emitted", "printed"),
+        ("crash_at", "emitted", "busy_s", "printed"),
         [
-            pytest.param(1, "", "", id="before the first"),
-            pytest.param(3, "", "a None\nb None\n", id="in the middle"),
-            pytest.param(4, "", "a None\nb None\nc None\n", id="before the end"),
-            pytest.param(3, "a", "b None\n", id="at the second attempt"),
-            pytest.param(3, "a b", "", id="at the third attempt"),
+            pytest.param(1, "", 0, "", id="before the first"),
+            pytest.param(3, "", 0, "a None\nb None\n", id="in the middle"),
+            pytest.param(4, "", 0, "a None\nb None\nc None\n", id="before the end"),
+            pytest.param(3, "a", 0, "b None\n", id="at the second attempt"),
+            pytest.param(3, "a b", 0, "", id="at the third attempt"),
+            pytest.param(2, "", 0.2, "a None\n", id="with a busy loop"),
         ],
     )
     def test_comes_after_the_token_before_is_delivered(
-        self, crash_at: int, emitted: str, printed: str
+        self, crash_at: int, emitted: str, busy_s: float, printed: str
     ) -> None:
         prompt = directive(texts=["a", "b", "c"], crash_at=crash_at)
         done = subprocess.run(
-            [sys.executable, "-c", CRASHING, prompt, emitted],
+            [sys.executable, "-c", CRASHING, prompt, emitted, str(busy_s)],
             capture_output=True,
             text=True,
             timeout=20,
