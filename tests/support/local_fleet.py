@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 import redis.asyncio
+from tests.support.waiting import eventually
 
 from millstream.shared.connection import open_redis
 from millstream.shared.registry import WorkerInfo, read_workers
 from millstream.shared.scripts import Scripts
 from millstream.shared.states import WorkerState
-from tests.support.waiting import eventually
 
 LEASE_S = 3.0
 
@@ -134,6 +134,11 @@ class LocalFleet:
 
     def _environment(self, overrides: dict[str, object]) -> dict[str, str]:
         return clean_environment(**{**self.settings, **overrides})
+
+    @property
+    def url(self) -> str:
+        """The first pod's."""
+        return next(process.url for process in self.processes if isinstance(process, Api))
 
     async def api(self, **settings: object) -> Api:
         """Start a pod and wait until it answers."""

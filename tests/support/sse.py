@@ -80,9 +80,7 @@ def native_text(frames: Iterable[Frame]) -> str:
 def check_native(frames: list[Frame], *, first: int = 1) -> None:
     """Numbers without gap, duplicate or reorder; one terminal event, last (I1, I3)."""
     numbered = [frame for frame in frames if frame.event != "queued"]
-    assert [int(frame.id or -1) for frame in numbered] == list(
-        range(first, first + len(numbered))
-    )
+    assert [int(frame.id or -1) for frame in numbered] == list(range(first, first + len(numbered)))
     kinds = [frame.event for frame in numbered]
     assert set(kinds[:-1]) <= {"token"}
     assert kinds[-1] in ("completed", "cancelled", "failed")

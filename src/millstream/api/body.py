@@ -76,26 +76,36 @@ def _not_json(raw: bytes) -> str | None:
     """
     try:
         fields = json.loads(raw)
+        if not isinstance(fields, dict):
+            return None
+        name = next((name for name, value in fields.items() if _beyond_json(value)), None)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict):
-        return None
-    return next((name[:200] for name, value in fields.items() if _beyond_json(value)), None)
+    return None if name is None else name[:200].encode("utf-8", "replace").decode()
 
 
 def _beyond_json(value: Any) -> bool:
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, str):
-        return any("\ud800" <= character <= "\udfff" for character in value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return True
+        return False
     if isinstance(value, list):
         return any(map(_beyond_json, value))
     return isinstance(value, dict) and any(map(_beyond_json, value.values()))
 
 
 def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
-    first = error.errors(include_url=False, include_context=False)[0]
-    param = _path(first["loc"], value)
+    faults = error.errors(include_url=False, include_context=False)
+    field = faults[0]["loc"][:1]
+    # A union reports each of its branches; the one that got furthest is what the caller meant.
+    param, first = max(
+        ((_path(fault["loc"], value), fault) for fault in faults if fault["loc"][:1] == field),
+        key=lambda pair: len(pair[0]),
+    )
     if first["type"] == "extra_forbidden":
         return InvalidRequest(
             f"Unrecognized request argument: {param[:100]}.", param=param, code="unknown_parameter"

@@ -40,9 +40,7 @@ class Pod:
         self.settings = settings
         self.scripts = scripts
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.feed = Feed(
-            settings.redis_url, scripts, pod_id=self.id, shards=settings.shards
-        )
+        self.feed = Feed(settings.redis_url, scripts, pod_id=self.id, shards=settings.shards)
         self.relay = Relay(scripts, self.feed)
         self.directory = Directory(scripts, settings)
         self.admission = Admission(scripts, self.directory, settings)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from millstream.api.feed import Feed
 from millstream.shared.connection import RedisError
@@ -61,7 +61,7 @@ class Relay:
 
     async def events(
         self, task_id: str, caller: str, *, after: int, tick_s: float
-    ) -> AsyncIterator[list[Event]]:
+    ) -> AsyncGenerator[list[Event]]:
         """All events after a number, in order, each once, up to the terminal one; in batches.
 
         A batch is empty when nothing came for `tick_s`, or when the pod wakes its readers: the

@@ -59,9 +59,7 @@ def _socket_options(url: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_redis(
-    url: str, *, pool_size: int = POOL_SIZE
-) -> AsyncIterator[redis.asyncio.Redis]:
+async def open_redis(url: str, *, pool_size: int = POOL_SIZE) -> AsyncIterator[redis.asyncio.Redis]:
     """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
 
     Waits for a pooled connection for `POOL_WAIT_S` at most, then fails like an absent Redis.

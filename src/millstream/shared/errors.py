@@ -38,9 +38,7 @@ class InvalidRequest(MillstreamError):
 
     default_code = "invalid_value"
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.param = param
 

@@ -81,9 +81,7 @@ def decode_log(entries: Sequence[Sequence[Any]]) -> list[Event]:
     for entry_id, fields in entries:
         seq = int(entry_id[: entry_id.index(b"-")])
         named = dict(zip(fields[::2], fields[1::2], strict=True))
-        events.append(
-            Event(seq, named[b"k"].decode(), named[b"i"].decode(), named[b"d"].decode())
-        )
+        events.append(Event(seq, named[b"k"].decode(), named[b"i"].decode(), named[b"d"].decode()))
     return events
 
 

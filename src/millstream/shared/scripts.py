@@ -174,11 +174,13 @@ class Scripts:
         result_ttl_s: int,
         sweep: bool,
         recover: bool = False,
+        rung: bool = False,
     ) -> tuple[list[Claim], int]:
         """Take up to `free` tasks; also tells how many still wait.
 
         With `sweep`, tasks whose lease has lapsed come first. With `recover`, also those that an
         earlier claim gave us in an answer that was lost; ones that run already may be among them.
+        With `rung`, no more new ones than level the load over the workers with free slots.
         """
         rows, waiting = await self._run(
             "claim",
@@ -192,6 +194,7 @@ class Scripts:
                 max_attempts,
                 int(sweep),
                 int(recover),
+                int(rung),
                 live_ttl_s,
                 result_ttl_s,
             ],
@@ -283,9 +286,7 @@ class Scripts:
     async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
         """All of a task's state but its request; empty where there is no such task."""
         rows: dict[bytes, bytes] = await self._client.hgetall(shard.task(task_id))
-        return {
-            name.decode(): value.decode() for name, value in rows.items() if name != b"request"
-        }
+        return {name.decode(): value.decode() for name, value in rows.items() if name != b"request"}
 
     async def leave(self, registry: str, member: str) -> None:
         """Take a process off the roster at once."""
@@ -333,6 +334,4 @@ class LeaseScripts:
         self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""
     ) -> None:
         """As `Scripts.heartbeat`, from the thread that keeps time when the event loop does not."""
-        self._heartbeat(
-            keys=[registry, keys.MODELS], args=[member, json, int(ttl_s + 1), model]
-        )
+        self._heartbeat(keys=[registry, keys.MODELS], args=[member, json, int(ttl_s + 1), model])

@@ -30,11 +30,13 @@ class Consumer:
         self._bell = asyncio.Event()
         self._sweep = True
         self._recover = False
+        self._rung = False
         self._stopping = False
 
     def ring(self, sweep: bool = True) -> None:
         """There may be work; with `sweep`, work that another worker has let go."""
         self._sweep |= sweep
+        self._rung = True
         self._bell.set()
 
     def stop(self) -> None:
@@ -75,7 +77,8 @@ class Consumer:
     async def _claim(self) -> bool:
         """Go round the shards once; True when more may be had at once."""
         settings = self._settings
-        sweep, recover = self._sweep, self._recover
+        sweep, recover, rung = self._sweep, self._recover, self._rung
+        self._rung = False
         more = False
         for shard in range(settings.shards):
             free = settings.max_concurrent - self._runner.running
@@ -94,9 +97,10 @@ class Consumer:
                 result_ttl_s=settings.result_ttl_s,
                 sweep=sweep,
                 recover=recover,
+                rung=rung,
             )
             for claim in claims:
                 self._runner.start(claim)
-            more |= waiting > 0 and len(claims) > 0
+            more |= waiting > 0 and len(claims) > 0 and not rung
         self._sweep = self._recover = False
         return more

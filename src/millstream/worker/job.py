@@ -152,6 +152,7 @@ class Job:
             text, stopped = self._stop_matcher.push(self._detokenizer.flush())
         if not stopped:
             text += self._stop_matcher.flush()
+            stopped = self._stop_matcher.stopped
         if text:
             self._events.append(("", token_data(text)))
         self._complete(FinishReason.STOP if stopped else reason)

@@ -89,7 +89,9 @@ class Worker:
 
             started = asyncio.create_task(self._engine.start(self._on_step), name="load model")
             if not await self._shutdown.first(started):
-                return 0  # told to stop while loading; the process's end frees the half-loaded model
+                return (
+                    0  # told to stop while loading; the process's end frees the half-loaded model
+                )
             self._info = info = started.result()
             stack.push_async_callback(self._engine.stop)
 
@@ -162,9 +164,7 @@ class Worker:
         if jobs:
             logger.info("handed %d tasks over", len(jobs))
 
-    async def _release(
-        self, scripts: Scripts, shard: int, jobs: list[Job], blame: str
-    ) -> None:
+    async def _release(self, scripts: Scripts, shard: int, jobs: list[Job], blame: str) -> None:
         delay = 0.05
         while True:
             try:

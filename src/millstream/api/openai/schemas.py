@@ -129,9 +129,7 @@ class TaskBody(Sampling):
     """`POST /tasks`: the native form."""
 
     model: ModelName | None = None
-    messages: list[ChatMessage] | None = Field(
-        default=None, min_length=1, max_length=MAX_MESSAGES
-    )
+    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     prompt: str | None = Field(default=None, min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
 

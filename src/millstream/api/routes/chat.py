@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -53,17 +53,7 @@ async def create_chat_completion(
     if not body.stream:
         return await _whole(request, pod, task_id, caller, accepted.model, created, events)
 
-    first = asyncio.create_task(_first(events))
-    gone = asyncio.create_task(client_gone(request))
-    try:
-        await asyncio.wait(
-            {first, gone}, timeout=FIRST_WORD_S, return_when=asyncio.FIRST_COMPLETED
-        )
-    except asyncio.CancelledError:
-        pod.stop_later(task_id, caller)
-        raise
-    finally:
-        gone.cancel()
+    first = await _first_word(pod, task_id, caller, events)
     if first.done() and not first.exception() and (batch := first.result()):
         refused = _refused(batch[0])
         if refused is not None:
@@ -80,15 +70,28 @@ async def create_chat_completion(
     )
 
 
-async def _first(events: AsyncIterator[list[Event]]) -> list[Event]:
-    async for batch in events:
-        if batch:
-            return batch
-    return []
+async def _first_word(
+    pod: Pod, task_id: str, caller: str, events: AsyncGenerator[list[Event]]
+) -> "asyncio.Task[list[Event]]":
+    """The next batch, waited for only so long; it may still be under way."""
+    deadline = time.monotonic() + FIRST_WORD_S
+    try:
+        while True:
+            first = asyncio.create_task(_next(events))
+            await asyncio.wait({first}, timeout=deadline - time.monotonic())
+            if not first.done() or first.exception() or first.result():
+                return first
+    except asyncio.CancelledError:
+        pod.stop_later(task_id, caller)
+        raise
+
+
+async def _next(events: AsyncGenerator[list[Event]]) -> list[Event]:
+    return await anext(events)
 
 
 async def _after(
-    first: asyncio.Task[list[Event]], events: AsyncIterator[list[Event]]
+    first: "asyncio.Task[list[Event]]", events: AsyncGenerator[list[Event]]
 ) -> AsyncIterator[list[Event]]:
     """The batch that is under way already, then the rest; closes the events with itself."""
     try:
@@ -96,7 +99,10 @@ async def _after(
         async for batch in events:
             yield batch
     finally:
-        first.cancel()
+        if not first.done():
+            first.cancel()
+            await asyncio.wait({first})
+        await events.aclose()
 
 
 def _refused(event: Event) -> Response | None:
@@ -114,7 +120,7 @@ async def _whole(
     caller: str,
     model: str,
     created: int,
-    events: AsyncIterator[list[Event]],
+    events: AsyncGenerator[list[Event]],
 ) -> Response:
     """The answer in one piece; the client going away stops the task."""
     collecting = asyncio.create_task(_collect(pod, events))
@@ -148,9 +154,7 @@ async def _whole(
     return JSONResponse(body, status, headers)
 
 
-async def _collect(
-    pod: Pod, events: AsyncIterator[list[Event]]
-) -> tuple[str, Event | None]:
+async def _collect(pod: Pod, events: AsyncGenerator[list[Event]]) -> tuple[str, Event | None]:
     """All text and the last event; None when the pod closes first."""
     texts: list[str] = []
     async for batch in events:

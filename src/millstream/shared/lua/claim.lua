@@ -3,13 +3,16 @@
 -- is started in the same step, so nothing can be lost between the two.
 -- KEYS: queue
 -- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
---       recover (0|1), live_ttl_s, result_ttl_s
+--       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s
+-- A worker that was rung takes no more than levels the load; one that merely looked takes what is
+-- there, for whoever should have it has not come.
 -- -> {rows, waiting}; row: {id, attempt, entry, request, log entries}
 local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
 local free, running = tonumber(ARGV[3]), tonumber(ARGV[4])
 local lease_ms, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6])
 local sweep, recover = ARGV[7] == '1', ARGV[8] == '1'
-local live_ttl_s, result_ttl_s = ARGV[9], tonumber(ARGV[10])
+local rung = ARGV[9] == '1'
+local live_ttl_s, result_ttl_s = ARGV[10], tonumber(ARGV[11])
 local rows = {}
 local held = pending(queue)
 redis.call('ZREM', idle_key(model), me)
@@ -99,18 +102,27 @@ end
 
 local waiting = redis.call('XLEN', queue) - pending(queue)
 if waiting > 0 and #rows < free then
-  -- Leave their share to the others that wait for work.
-  local share = math.ceil(waiting / (1 + redis.call('ZCARD', idle_key(model))))
-  local answer = redis.call('XREADGROUP', 'GROUP', GROUP, me,
-    'COUNT', math.min(free - #rows, share), 'STREAMS', queue, '>')
-  if answer then
-    for _, entry in ipairs(answer[1][2]) do handle(entry, false) end
+  local share = free - #rows
+  if rung then
+    local load, others = running + #rows + waiting, redis.call('ZRANGE', idle_key(model), 0, 63,
+      'WITHSCORES')
+    for at = 2, #others, 2 do load = load + others[at] % RUNG end
+    share = math.min(share, math.ceil(load / (1 + #others / 2)) - running - #rows)
+  end
+  if share > 0 then
+    local answer = redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', share,
+      'STREAMS', queue, '>')
+    if answer then
+      for _, entry in ipairs(answer[1][2]) do handle(entry, false) end
+    end
   end
   waiting = redis.call('XLEN', queue) - pending(queue)
+  if waiting > 0 then ring(model, 'new', me) end
 end
-if waiting == 0 and #rows < free then
+if #rows < free then
   redis.call('ZADD', idle_key(model), int(running + #rows), me)
   redis.call('EXPIRE', idle_key(model), 3600)
 end
+redis.call('EXPIRE', queue, QUEUE_TTL_S)
 send_posts()
 return {rows, waiting}

@@ -1,6 +1,7 @@
 -- Shared by all scripts: put between a script's first line and its body.
 -- Names are spelled as in keys.py; tests/unit/shared/test_scripts_text.py compares them.
 local GROUP = 'workers'
+local QUEUE_TTL_S = 7 * 86400 -- a model nobody asks for any more leaves nothing behind
 local TOMB_EXTRA_S = 86400 -- how long one can still be told "expired" and not "unknown"
 
 local tag = string.match(KEYS[1], '^{[^}]*}')
@@ -27,6 +28,7 @@ local function pending(queue)
   local answer = redis.pcall('XPENDING', queue, GROUP)
   if answer.err then
     redis.call('XGROUP', 'CREATE', queue, GROUP, '0', 'MKSTREAM')
+    redis.call('EXPIRE', queue, QUEUE_TTL_S)
     return 0
   end
   return answer[1]
@@ -38,13 +40,24 @@ local function wait_ms(model, places, running)
   return math.floor(places * service / math.max(running, 1))
 end
 
--- Wake the least loaded worker that waits for work. One that no longer listens is passed over; one
--- that is frozen costs its task no more than the others' poll interval.
-local function ring(model, word)
-  for _ = 1, 8 do
-    local popped = redis.call('ZPOPMIN', idle_key(model))
-    if #popped == 0 then return end
-    if redis.call('SPUBLISH', control_channel(popped[1]), word) > 0 then return end
+-- Workers with free slots stand in a sorted set by their running tasks. One that has been rung and
+-- has not claimed since stands behind all others: a frozen one is rung once, not for every task.
+local RUNG = 1000000
+
+-- Wake the least loaded worker with a free slot, but for one. One that no longer listens is struck
+-- off; one that is frozen costs its task no more than the others' poll interval.
+local function ring(model, word, except)
+  local idle = idle_key(model)
+  local ranked = redis.call('ZRANGE', idle, 0, 7, 'WITHSCORES')
+  for at = 1, #ranked, 2 do
+    local worker, score = ranked[at], tonumber(ranked[at + 1])
+    if worker ~= except then
+      if redis.call('SPUBLISH', control_channel(worker), word) > 0 then
+        redis.call('ZADD', idle, score % RUNG + RUNG, worker)
+        return
+      end
+      redis.call('ZREM', idle, worker)
+    end
   end
 end
 

@@ -24,7 +24,7 @@ redis.call('HSET', KEYS[1], 'request', ARGV[4], 'model', model, 'caller', caller
 local entry = redis.call('XADD', queue, '*', 'task', id)
 redis.call('HSET', KEYS[1], 'entry', entry)
 redis.call('EXPIRE', KEYS[1], ARGV[6])
-redis.call('EXPIRE', queue, ARGV[6] * 2)
+redis.call('EXPIRE', queue, QUEUE_TTL_S)
 if KEYS[3] then
   redis.call('HSET', KEYS[3], 'task', id, 'body', ARGV[7])
   redis.call('EXPIRE', KEYS[3], ARGV[8])
