@@ -60,7 +60,7 @@ lock: ## choose the newest versions again (Python 3.11, about 1 GB of downloads)
 	build/lock/bin/pip install --upgrade 'pip>=25.1'
 	build/lock/bin/pip install $(PIP_ARGS) --group dev '$(TORCH)' '.[all]'
 	{ sed -n '/^#/p' requirements/constraints.txt; \
-	  build/lock/bin/pip freeze --exclude millstream | sed 's/+.*//'; } > build/constraints.txt
+	  build/lock/bin/pip freeze --all --exclude pip --exclude millstream | sed 's/+.*//'; } > build/constraints.txt
 	mv build/constraints.txt requirements/constraints.txt
 	rm -rf build/lock
 

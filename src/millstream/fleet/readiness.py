@@ -9,10 +9,10 @@ from millstream.shared.states import WorkerState
 
 
 class Progress:
-    """Remembers what each worker last said, and tells what is new."""
+    """Remembers what each worker process last did, and tells what is new."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._said: dict[int, str] = {}
 
     def news(
         self, names: Mapping[int, str], workers: Sequence[WorkerInfo]
@@ -26,8 +26,8 @@ class Progress:
             doing = describe(worker)
             # Progress in numbers would be a line every tick; what it does changes rarely.
             kind = doing.rstrip("0123456789%./ ()")
-            if self._said.get(name) != kind:
-                self._said[name] = kind
+            if self._said.get(worker.pid) != kind:
+                self._said[worker.pid] = kind
                 lines.append((worker.state, f"{name}: {doing}"))
         return lines
 

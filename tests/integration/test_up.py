@@ -1,0 +1,196 @@
+"""`millstream up` serves, says what to do, starts again what dies, and minds ports and locks."""
+
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+from tests.support.local_fleet import free_port
+from tests.support.up_process import UpProcess, ask, finished_task
+
+
+async def test_the_printed_curl_line_streams_an_answer(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path) as up:
+        await up.ready()
+        line = await up.says("curl -N")
+        if shutil.which("curl") is None:
+            pytest.skip("curl is not installed")
+        answer = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=15)
+        assert "What is the capital of France?" in line
+        assert answer.stdout.startswith(": ok\n")
+        assert answer.stdout.count('"delta"') > 10
+        assert answer.stdout.endswith("data: [DONE]\n\n")
+        assert await up.says("openai.OpenAI")
+        assert up.stderr == []
+
+
+async def test_two_pods_and_two_models_with_two_workers_each(tmp_path: Path) -> None:
+    options = ("--apis", "2", "--workers", "2", "--model", "one", "--model", "org/two=bundled")
+    async with UpProcess(tmp_path, *options) as up:
+        first = await up.ready()
+        second = (await up.says("ready at")).partition("also ")[2].strip(" )\n")
+        await up.becomes(lambda: "".join(up.stdout).count("is ready\n") == 4, "four workers")
+        assert (len(up.apis), len(up.workers), len(up.valkeys)) == (2, 4, 1)
+        for url in (first, second):
+            assert httpx.get(f"{url}/v1/models").json()["data"][0]["object"] == "model"
+            assert await ask(url, "one")
+            assert await ask(url, "org/two")
+
+
+async def test_a_killed_worker_and_a_killed_pod_are_started_again(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path) as up:
+        url = await up.ready()
+        worker, api = up.workers[0], up.apis[0]
+        said = len(up.stdout)
+        worker.kill()
+        api.kill()
+        await up.says("worker-0 was ended by SIGKILL; it is started again in 0.5 s", error=True)
+        await up.says("api-0 was ended by SIGKILL; it is started again in 0.5 s", error=True)
+        await up.says("worker-0: fake is ready", after=said)
+        await up.becomes(lambda: _answers(f"{url}/health"), "the pod's return")
+        assert await ask(url)
+        assert up.workers[0].pid != worker.pid
+        assert up.apis[0].pid != api.pid
+
+
+async def test_the_database_is_started_again_with_its_data(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path) as up:
+        url = await up.ready()
+        task = await finished_task(url)
+        before = up.valkeys[0]
+        before.kill()
+        await up.says("valkey was ended by SIGKILL; it is started again", error=True)
+        await up.becomes(lambda: up.valkeys and up.valkeys[0].pid != before.pid, "another Valkey")
+        await up.becomes(lambda: _answers(f"{url}/tasks/{task}"), "the finished task")
+        # Its guard watches over the same processes as the one before.
+        up.popen.kill()
+        await up.nothing_left()
+
+
+async def test_a_killed_guard_takes_its_database_along_and_both_return(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path) as up:
+        url = await up.ready()
+        task = await finished_task(url)
+        guard, valkey = up.guards[0], up.valkeys[0]
+        guard.kill()
+        await up.says("valkey was ended by SIGKILL; it is started again", error=True)
+        await up.becomes(lambda: up.valkeys and not valkey.is_running(), "another Valkey")
+        await up.becomes(lambda: _answers(f"{url}/tasks/{task}"), "the finished task")
+
+
+async def test_a_worker_that_dies_while_starting_shows_what_it_said(tmp_path: Path) -> None:
+    hook = """
+import os, sys
+if "worker" in sys.orig_argv:
+    print("something is missing", file=sys.stderr, flush=True)
+    os._exit(7)
+"""
+    async with UpProcess(tmp_path, hook=hook) as up:
+        await up.says(r"worker-0 ended with exit code 7; .* again in 0.5 s", error=True)
+        await up.says(r"worker-0 \| something is missing", error=True)
+        await up.says(r"worker-0 ended with exit code 7; .* again in 1 s", error=True)
+
+
+async def test_a_worker_whose_settings_cannot_work_ends_the_fleet(tmp_path: Path) -> None:
+    hook = """
+import os, sys
+if "worker" in sys.orig_argv:
+    print("millstream: there is no model in /nowhere", file=sys.stderr, flush=True)
+    os._exit(2)
+"""
+    async with UpProcess(tmp_path, hook=hook) as up:
+        assert await up.ended() == 1
+        assert up.stderr == ["millstream: worker-0 cannot start: there is no model in /nowhere\n"]
+        assert up.processes() == []
+
+
+async def test_a_given_redis_is_used(tmp_path: Path, redis_url: str) -> None:
+    async with UpProcess(tmp_path, redis_url=redis_url) as up:
+        url = await up.ready()
+        assert await ask(url)
+        assert up.valkeys == []
+        assert not (tmp_path / "state").exists()
+        with redis.Redis.from_url(redis_url) as client:
+            assert client.exists("{ms}:workers")
+        up.popen.kill()
+        await up.nothing_left()
+
+
+async def test_a_given_redis_may_stand_in_the_env_file(tmp_path: Path, redis_url: str) -> None:
+    (tmp_path / ".env").write_text(f"MILLSTREAM_REDIS_URL={redis_url}\n")
+    async with UpProcess(tmp_path) as up:
+        await up.ready()
+        assert up.valkeys == []
+
+
+async def test_a_given_redis_that_evicts_is_named(tmp_path: Path, redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            async with UpProcess(tmp_path, redis_url=redis_url) as up:
+                await up.says("maxmemory-policy allkeys-lru", error=True)
+                await up.ready()
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_an_absent_redis_is_named_without_its_password(tmp_path: Path) -> None:
+    url = f"redis://user:secret@127.0.0.1:{free_port()}/0"
+    async with UpProcess(tmp_path, redis_url=url) as up:
+        assert await up.ended() == 2
+        assert len(up.stderr) == 1
+        assert "no Redis answers at redis://user:***@" in up.stderr[0]
+        assert "secret" not in up.stderr[0]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, reuse: bool) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        async with UpProcess(tmp_path, "--apis", "2", "--port", str(port - 1)) as up:
+            assert await up.ended() == 1
+            assert up.stdout == []
+            assert len(up.stderr) == 1
+            assert f"port {port} is taken" in up.stderr[0]
+            assert "--port" in up.stderr[0]
+
+
+async def test_a_second_up_says_which_of_both_stands_in_its_way(
+    tmp_path: Path, redis_url: str
+) -> None:
+    async with UpProcess(tmp_path) as first:
+        url = await first.ready()
+        port = url.rpartition(":")[2]
+        async with UpProcess(tmp_path) as second:
+            assert await second.ended() == 1
+            assert len(second.stderr) == 1
+            assert f"process {first.popen.pid}" in second.stderr[0]
+            assert "XDG_STATE_HOME" in second.stderr[0]
+        async with UpProcess(tmp_path, "--port", port) as third:
+            assert await third.ended() == 1
+            assert len(third.stderr) == 1
+            assert f"port {port} is taken" in third.stderr[0]
+        async with UpProcess(tmp_path, redis_url=redis_url) as fourth:
+            await fourth.ready()
+        assert await ask(url)
+
+
+async def test_verbose_shows_all_that_the_processes_log(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path, "--verbose") as up:
+        await up.ready()
+        await up.says(r"^worker-0 \| .* INFO ", error=True)
+        await up.says(r"^valkey \| ", error=True)
+        assert all(" | " in line for line in up.stderr)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
