@@ -1,0 +1,106 @@
+"""docker-compose.yml against the specification, the settings, the images and nginx's limits."""
+
+import json
+import re
+
+import jsonschema
+from tests.support.compose_file import ROOT, Image, load, seconds, used_variables
+
+from millstream.api.body import largest_body
+from millstream.api.server import KEEP_ALIVE_S
+from millstream.shared.settings import PREFIX, Settings
+
+SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields}
+OURS = ("api", "worker", "worker-gpu")
+NGINX_CONF = (ROOT / "deploy/nginx.conf").read_text()
+
+
+def test_the_file_follows_the_specification() -> None:
+    schema = json.loads((ROOT / "tests/support/compose-spec.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(load())
+    assert "version" not in load()
+
+
+def test_only_settings_that_exist_are_passed_on() -> None:
+    """A misspelt name would stop every process; one left out could not be set in a cluster."""
+    services = load()["services"]
+    for name in OURS:
+        passed = {key for key in services[name]["environment"] if key.startswith(PREFIX)}
+        assert passed <= SETTINGS, name
+    assert set(services["api"]["environment"]) == SETTINGS
+    assert set(services["worker"]["environment"]) == SETTINGS - {PREFIX + "HOST", PREFIX + "PORT"}
+    # `.env` is read by Compose and by a local `millstream` alike, which refuses what it knows not.
+    assert {name for name in used_variables() if name.startswith(PREFIX)} <= SETTINGS
+
+
+def test_settings_come_from_the_shell() -> None:
+    services = load(MILLSTREAM_MODEL_SOURCE="org/name", MILLSTREAM_PORT="9000")["services"]
+    assert services["worker"]["environment"]["MILLSTREAM_MODEL_SOURCE"] == "org/name"
+    assert services["nginx"]["ports"] == ["9000:8080"]
+    assert services["api"]["environment"]["MILLSTREAM_PORT"] == "8000"
+
+
+def test_every_service_is_hardened() -> None:
+    for name, service in load()["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["restart"] == "unless-stopped", name
+        assert service["init"] is True, name
+        assert {"max-size", "max-file"} <= service["logging"]["options"].keys(), name
+        assert service["healthcheck"]["test"], name
+        if name in OURS:
+            user = Image.read(ROOT / service["build"]["dockerfile"]).last("USER")
+        else:
+            user = service["user"]
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), name
+
+
+def test_only_the_front_door_is_published() -> None:
+    services = load()["services"]
+    assert [name for name, service in services.items() if "ports" in service] == ["nginx"]
+    assert services["nginx"]["networks"] == ["edge"]
+    assert services["redis"]["networks"] == ["backend"]
+
+
+def test_the_grace_is_longer_than_the_drain() -> None:
+    for name in OURS:
+        service = load()["services"][name]
+        drain_s = float(service["environment"]["MILLSTREAM_DRAIN_S"])
+        assert seconds(service["stop_grace_period"]) >= drain_s + 5, name
+
+
+def test_the_gpu_is_asked_for_by_profile_only() -> None:
+    services = load()["services"]
+    assert [name for name, service in services.items() if "profiles" in service] == ["worker-gpu"]
+    assert services["worker-gpu"]["environment"]["MILLSTREAM_DEVICE"] == "cuda"
+    (device,) = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+
+
+def test_health_checks_are_those_of_the_images() -> None:
+    for name in OURS:
+        service = load()["services"][name]
+        instruction = Image.read(ROOT / service["build"]["dockerfile"]).last("HEALTHCHECK")
+        options, _, command = instruction.partition(" CMD ")
+        check = service["healthcheck"]
+        assert ["CMD", *json.loads(command)] == check["test"]
+        for option in options.split():
+            key, value = option.removeprefix("--").replace("-", "_").split("=")
+            assert str(check[key]) == value, (name, option)
+
+
+def test_limits_of_nginx_fit_those_of_the_api() -> None:
+    (upstream_keepalive,) = re.findall(
+        r"upstream api \{.*?keepalive_timeout (\w+);", NGINX_CONF, re.S
+    )
+    assert seconds(upstream_keepalive) <= KEEP_ALIVE_S - 10
+    (largest,) = re.findall(r"client_max_body_size (\d+)m;", NGINX_CONF)
+    assert int(largest) * 2**20 > 2 * largest_body(Settings().max_prompt_chars)
+    (read_timeout,) = re.findall(r"proxy_read_timeout (\w+);", NGINX_CONF)
+    assert seconds(read_timeout) >= Settings().max_task_s
+    (shutdown,) = re.findall(r"worker_shutdown_timeout (\w+);", NGINX_CONF)
+    assert seconds(shutdown) < seconds(load()["services"]["nginx"]["stop_grace_period"])
+    # The compressor would hold events back.
+    assert "event-stream" not in "".join(re.findall(r"gzip_types [^;]*;", NGINX_CONF))
