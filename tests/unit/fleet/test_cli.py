@@ -1,0 +1,151 @@
+"""The command: quick help, one line for every failure, exit codes of the contract."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from millstream import __version__
+from millstream.fleet import cli
+from millstream.fleet.cli import invoke
+from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("MILLSTREAM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["--version"]) == 0
+    assert capsys.readouterr().out == f"millstream {__version__}\n"
+    assert invoke(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in ("up", "api", "worker"))
+    assert invoke(["up", "--help"]) == 0
+    assert "--workers" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from millstream.fleet.cli import invoke
+invoke(["--help"])
+heavy = {"pydantic", "redis", "rich", "asyncio", "fastapi", "torch", "msgspec"}
+sys.exit(len(heavy & set(sys.modules)))
+"""
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=20)
+        took.append(time.monotonic() - began)
+    # 0.1 s on an idle machine; the tests may share theirs.
+    assert min(took) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing"], "No such command 'nothing'. See `millstream --help`."),
+        (["up", "--apis", "0"], "0 is not in the range 1<=x<=64. See `millstream up --help`."),
+        (["up", "--engine", "steam"], "'steam' is not one of"),
+        (["up", "--model", "=x"], "--model =x: give NAME=SOURCE"),
+        (["worker", "--model", "x="], "--model x=: give NAME=SOURCE"),
+        (["api", "--port", "99999"], "99999 is not in the range"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("millstream: ")
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["up", "api", "worker"])
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("MILLSTREAM_PROT=1", "did you mean MILLSTREAM_PORT?"),
+        ("MILLSTREAM_PORT=many", "MILLSTREAM_PORT='many'"),
+        ("MILLSTREAM_REDIS_URL=http://x", "must begin with redis://"),
+    ],
+)
+def test_wrong_settings_are_one_line(
+    command: str,
+    setting: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(*setting.split("="))
+    assert invoke([command]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_options_win_over_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+
+    def run(settings: Settings) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setenv("MILLSTREAM_MODEL", "other")
+    monkeypatch.setenv("MILLSTREAM_ENGINE", "transformers")
+    monkeypatch.setattr("millstream.worker.main.run", run)
+    monkeypatch.setattr("millstream.api.server.serve", run)
+    assert invoke(["worker", "--model", "a=/b", "--engine", "fake"]) == 0
+    assert invoke(["worker"]) == 0
+    assert invoke(["api", "--port", "9", "--host", "::", "--model", "m"]) == 0
+    assert (seen[0].model, seen[0].model_source, seen[0].engine) == ("a", "/b", "fake")
+    assert (seen[1].model, seen[1].model_source) == ("other", "bundled")
+    assert (seen[2].port, seen[2].host, seen[2].model) == (9, "::", "m")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (SettingsError("no model in /x"), 2, "millstream: no model in /x\n"),
+        (MillstreamError("out of luck"), 1, "millstream: out of luck\n"),
+        (
+            ModuleNotFoundError("…", name="torch"),
+            1,
+            "millstream: torch is not installed: run `pip install 'millstream[all]'`, or of [api], "
+            "[worker] and [fleet] those this machine needs\n",
+        ),
+        (KeyboardInterrupt(), 130, "\n"),
+    ],
+)
+def test_failures_of_a_worker(
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(_: Settings) -> int:
+        raise error
+
+    monkeypatch.setattr("millstream.worker.main.run", run)
+    assert invoke(["worker"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_exit_codes_pass_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.worker.main.run", lambda _: 7)
+    monkeypatch.setattr(sys, "argv", ["millstream", "worker"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 7
