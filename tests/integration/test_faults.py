@@ -17,9 +17,9 @@ def prompt(**directive: object) -> str:
     return f"@fake {json.dumps({'tokens': TOKENS, 'rate': RATE, **directive})}\nonce upon a time"
 
 
-async def reference(http: httpx.AsyncClient) -> str:
+async def reference(http: httpx.AsyncClient, **directive: object) -> str:
     """The text of an undisturbed run."""
-    answer = await http.post("/tasks", json={"prompt": prompt()})
+    answer = await http.post("/tasks", json={"prompt": prompt(**directive)})
     task_id = answer.json()["task_id"]
     return sse.native_text(sse.parse((await http.get(f"/tasks/{task_id}/stream")).text))
 
@@ -105,9 +105,10 @@ async def test_a_frozen_worker_that_wakes_is_refused(fleet: LocalFleet) -> None:
 async def test_sigterm_hands_over_at_once(fleet: LocalFleet) -> None:
     api = await fleet.api(keepalive_s=0.5)
     first = await fleet.worker()
+    slow = {"tokens": 40, "rate": 8}
     async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        expected = await reference(http)
-        created = [await http.post("/tasks", json={"prompt": prompt()}) for _ in range(8)]
+        expected = await reference(http, **slow)
+        created = [await http.post("/tasks", json={"prompt": prompt(**slow)}) for _ in range(8)]
         task_ids = [answer.json()["task_id"] for answer in created]
 
         async def all_running() -> bool:
@@ -142,17 +143,26 @@ async def test_sigterm_hands_over_at_once(fleet: LocalFleet) -> None:
 async def test_a_task_that_kills_its_worker_fails_by_itself(fleet: LocalFleet) -> None:
     api = await fleet.api(keepalive_s=0.5)
     settings = {"lease_s": 1}
-    workers = [await fleet.worker(**settings) for _ in range(3)]
+    workers = await asyncio.gather(*(fleet.worker(**settings) for _ in range(3)))
     async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
         poison = (await http.post("/tasks", json={"prompt": prompt(crash_at=3)})).json()["task_id"]
-        frames = sse.parse((await http.get(f"/tasks/{poison}/stream")).text)
+        reading = asyncio.create_task(http.get(f"/tasks/{poison}/stream"))
+        assert [await worker.ended(15) for worker in workers] == [70] * 3
+        # Only a living worker can find the third dead; it ends the task without running it.
+        last = await fleet.worker(**settings)
+        frames = [frame for frame in sse.parse((await reading).text) if frame.event != "queued"]
         sse.check_native(frames)
-        assert [frame.event for frame in frames if frame.event != "queued"] == [
-            "token", "token", "failed",
-        ]  # fmt: skip
+        assert [frame.event for frame in frames] == ["token", "token", "failed"]
         assert frames[-1].json["error"]["code"] == "max_attempts"
-        # The third death is only known to a fourth worker.
-    assert [worker.popen.poll() for worker in workers].count(70) == 3
+        assert (await http.get(f"/tasks/{poison}")).json()["attempts"] == 3
+        good = await http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
+        )
+        assert good.status_code == 200
+        assert last.popen.poll() is None
+    dead = await fleet.redis.xrange("{ms:0}:dead:fake")
+    assert [fields[b"task"].decode() for _, fields in dead] == [poison]
+    await fleet.quiet()
 
 
 async def test_an_engine_that_hangs_loses_its_tasks(fleet: LocalFleet) -> None:
@@ -162,12 +172,16 @@ async def test_an_engine_that_hangs_loses_its_tasks(fleet: LocalFleet) -> None:
         good = (await http.post("/tasks", json={"prompt": prompt(rate=10, tokens=20)})).json()
         bad = (await http.post("/tasks", json={"prompt": prompt(hang_at=4)})).json()
         assert await hung.ended() == 1
-        await fleet.worker()
-        frames = sse.parse((await http.get(good["stream_url"])).text)
-        sse.check_native(frames)
-        assert len([frame for frame in frames if frame.event == "token"]) == 20
         stopped = await http.post(bad["stop_url"])
         assert stopped.json()["status"] == "cancelled"
+        assert stopped.json()["usage"]["completion_tokens"] == 3
+        await fleet.worker(lease_s=1)
+        frames = sse.parse((await http.get(good["stream_url"])).text)
+        frames = [frame for frame in frames if frame.event != "queued"]
+        sse.check_native(frames)
+        assert [frame.event for frame in frames].count("token") == 20
+        assert (await http.get(f"/tasks/{good['task_id']}")).json()["attempts"] == 2
+    await fleet.quiet()
 
 
 async def test_an_engine_error_is_tried_again_and_then_told(fleet: LocalFleet) -> None:

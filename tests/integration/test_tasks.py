@@ -65,7 +65,7 @@ async def test_resume_from_every_number(http: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["abc", "-1", "999999999", "1-0", "$", "1" * 10_000, "１", " 1", "0x1", "14"]
+    "given", ["abc", "-1", "999999999", "1-0", "$", "1" * 10_000, "\uff11", " 1", "0x1", "14"]
 )
 async def test_a_wrong_last_event_id_is_a_400(http: httpx.AsyncClient, given: str) -> None:
     task_id = await submit(http, tokens=12)

@@ -10,7 +10,7 @@ from tests.support.waiting import eventually
 
 
 async def test_two_workers_share_the_load(fleet: LocalFleet) -> None:
-    api = await fleet.api()
+    await fleet.api()
     await asyncio.gather(fleet.worker(), fleet.worker())
     async with httpx.AsyncClient(base_url=fleet.url, timeout=20) as http:
         requests = [

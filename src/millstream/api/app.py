@@ -1,6 +1,6 @@
 """Puts the pod together: routes, error bodies, CORS."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -26,7 +26,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     AppStatus.disable_automatic_graceful_drain()
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with open_pod(settings) as pod:
             app.state.pod = pod
             yield

@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -47,7 +47,7 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
     try:
         return schema.model_validate(value), raw
     except ValidationError as error:
-        raise _explain(error, value) from None
+        raise _explain(error, cast("dict[str, Any]", value)) from None
 
 
 async def _read(request: Request, most: int) -> bytes:
@@ -75,9 +75,10 @@ def _not_json(raw: bytes) -> str | None:
     column 59" would not help their authors.
     """
     try:
-        fields = json.loads(raw)
-        if not isinstance(fields, dict):
+        value = json.loads(raw)
+        if not isinstance(value, dict):
             return None
+        fields = cast("dict[str, Any]", value)
         name = next((name for name, value in fields.items() if _beyond_json(value)), None)
     except (ValueError, RecursionError):
         return None
@@ -94,8 +95,10 @@ def _beyond_json(value: Any) -> bool:
             return True
         return False
     if isinstance(value, list):
-        return any(map(_beyond_json, value))
-    return isinstance(value, dict) and any(map(_beyond_json, value.values()))
+        return any(map(_beyond_json, cast("list[Any]", value)))
+    return isinstance(value, dict) and any(
+        map(_beyond_json, cast("dict[str, Any]", value).values())
+    )
 
 
 def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
@@ -126,13 +129,14 @@ def _path(location: tuple[int | str, ...], value: Any) -> str:
     """
     path = ""
     for at, part in enumerate(location):
-        if isinstance(value, list) and isinstance(part, int) and part < len(value):
-            path += f"[{part}]"
-            value = value[part]
-        elif isinstance(value, dict) and isinstance(part, str):
-            missing = part not in value
-            if missing and at < len(location) - 1:
-                continue
-            path += f".{part[:200]}" if path else part[:200]
-            value = None if missing else value[part]
+        if isinstance(part, int):
+            rows = cast("list[Any]", value) if isinstance(value, list) else []
+            if part < len(rows):
+                path += f"[{part}]"
+                value = rows[part]
+        elif isinstance(value, dict):
+            fields = cast("dict[str, Any]", value)
+            if part in fields or at == len(location) - 1:
+                path += f".{part[:200]}" if path else part[:200]
+                value = fields.get(part)
     return path

@@ -7,16 +7,15 @@ full buffer) a reader is told that it is behind and reads the log again.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
-from redis.asyncio.client import PubSub
-
-from millstream.shared.connection import TRANSIENT_ERRORS, RedisError, open_subscriber
+from millstream.shared.connection import RedisError
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import Scripts
+from millstream.shared.subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ BUFFER_CHARS = 128 * 1024  # what a reader may be behind before it must read fro
 PULSE_S = 1.0
 # A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
 PULSE_LOST_S = 4.0
-RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 2.0
 _PULSE = b"pulse"
 
 
@@ -112,14 +110,18 @@ class Feed:
     """The pod's subscription, and the readers it serves."""
 
     def __init__(self, redis_url: str, scripts: Scripts, *, pod_id: str, shards: int) -> None:
-        self._redis_url = redis_url
+        self._subscription = Subscription(
+            redis_url,
+            [Keys(shard).pod(pod_id) for shard in range(shards)],
+            on_open=self._on_open,
+            on_message=self._on_message,
+        )
         self._scripts = scripts
         self._shards = shards
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
         self._left: set[str] = set()
-        self._pubsub: PubSub | None = None
-        self._heard_at = 0.0
+        self._heard_at = time.monotonic()
 
     @property
     def streams(self) -> int:
@@ -127,7 +129,7 @@ class Feed:
         return sum(len(readers) for readers in self._readers.values())
 
     @contextmanager
-    def reading(self, task_id: str) -> Iterator[Reader]:
+    def reading(self, task_id: str) -> Generator[Reader]:
         """A reader of a task, which begins behind: its owner reads the log first."""
         reader = Reader(task_id)
         self._readers.setdefault(task_id, set()).add(reader)
@@ -142,34 +144,19 @@ class Feed:
                 self._left.add(task_id)
 
     async def run(self) -> None:
-        """Subscribe for the pod's whole life, again after every loss."""
-        delay = RECONNECT_FIRST_S
-        while True:
-            client = open_subscriber(self._redis_url)
-            pubsub = client.pubsub()
-            try:
-                await pubsub.ssubscribe(
-                    *(Keys(shard).pod(self.pod_id) for shard in range(self._shards))
-                )
-                for _ in range(self._shards):
-                    await pubsub.parse_response(block=True)  # now we are heard of
-                self._heard_at = time.monotonic()
-                self._pubsub = pubsub
-                delay = RECONNECT_FIRST_S
-                self._all_behind()
-                while True:
-                    message = await pubsub.parse_response(block=True)
-                    self._heard_at = time.monotonic()
-                    if message[2] != _PULSE and message[0] == b"smessage":
-                        self._dispatch(message[2])
-            except (RedisError, *TRANSIENT_ERRORS) as error:
-                logger.debug("subscription lost: %s", error)
-            finally:
-                self._pubsub = None
-                await pubsub.aclose()
-                await client.aclose()
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, RECONNECT_MOST_S)
+        """Listen for the pod's whole life."""
+        await self._subscription.run()
+
+    def _on_open(self) -> None:
+        self._heard_at = time.monotonic()
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fall_behind()
+
+    def _on_message(self, payload: bytes) -> None:
+        self._heard_at = time.monotonic()
+        if payload != _PULSE:
+            self._dispatch(payload)
 
     def _dispatch(self, payload: bytes) -> None:
         for task_id, events in decode_pod_message(payload):
@@ -181,11 +168,6 @@ class Feed:
         for readers in self._readers.values():
             for reader in readers:
                 reader.wake()
-
-    def _all_behind(self) -> None:
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.fall_behind()
 
     async def pulse(self) -> None:
         """Prove the subscription once a second, and tell Redis which tasks we no longer follow."""
@@ -199,11 +181,10 @@ class Feed:
             except RedisError:
                 self._left |= left
                 continue  # Redis is away; the subscription will notice as well
-            pubsub = self._pubsub
-            if pubsub is not None and time.monotonic() - self._heard_at > PULSE_LOST_S:
+            if time.monotonic() - self._heard_at > PULSE_LOST_S:
                 logger.warning("the subscription is deaf; connecting again")
-                if pubsub.connection is not None:
-                    await pubsub.connection.disconnect(nowait=True)
+                self._heard_at = time.monotonic()
+                await self._subscription.drop()
 
     async def _unfollow(self, task_ids: list[str]) -> None:
         shards: dict[int, list[str]] = {}

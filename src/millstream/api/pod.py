@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -143,7 +143,7 @@ class Pod:
 
 
 @asynccontextmanager
-async def open_pod(settings: Settings) -> AsyncIterator[Pod]:
+async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
     """A pod with its connections and background tasks, for as long as the context lasts."""
     async with open_redis(settings.redis_url) as client:
         pod = Pod(settings, Scripts(client))

@@ -1,7 +1,7 @@
 """Opening Redis the way this project needs it, and telling its failures apart."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,11 @@ SOCKET_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 1.0
 POOL_WAIT_S = 2.0
 POOL_SIZE = 32
-_RETRIED = (RedisConnectionError, RedisTimeoutError, ConnectionError, asyncio.TimeoutError)
+# redis-py leaves the keywords of these untyped.
+_PoolClass: Any = redis.asyncio.BlockingConnectionPool
+_AsyncClass: Any = redis.asyncio.Redis
+_BlockingClass: Any = redis.Redis
+_RETRIED = (RedisConnectionError, RedisTimeoutError)
 
 # What passes by itself: the network, a restart, a failover, a full memory that is emptied.
 TRANSIENT_ERRORS = (
@@ -59,12 +63,14 @@ def _socket_options(url: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_redis(url: str, *, pool_size: int = POOL_SIZE) -> AsyncIterator[redis.asyncio.Redis]:
+async def open_redis(
+    url: str, *, pool_size: int = POOL_SIZE
+) -> AsyncGenerator[redis.asyncio.Redis]:
     """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
 
     Waits for a pooled connection for `POOL_WAIT_S` at most, then fails like an absent Redis.
     """
-    pool = redis.asyncio.BlockingConnectionPool.from_url(
+    pool: redis.asyncio.BlockingConnectionPool = _PoolClass.from_url(
         url,
         max_connections=pool_size,
         timeout=POOL_WAIT_S,
@@ -83,7 +89,7 @@ async def open_redis(url: str, *, pool_size: int = POOL_SIZE) -> AsyncIterator[r
 
 def open_subscriber(url: str) -> redis.asyncio.Redis:
     """A client for one pub/sub connection: reads wait for ever, lost connections are reported."""
-    return redis.asyncio.Redis.from_url(
+    return _AsyncClass.from_url(
         url,
         socket_timeout=None,
         **_socket_options(url),
@@ -93,7 +99,7 @@ def open_subscriber(url: str) -> redis.asyncio.Redis:
 
 def open_blocking_redis(url: str) -> redis.Redis:
     """A client for the thread that renews leases: no retries, since it keeps time itself."""
-    return redis.Redis.from_url(
+    return _BlockingClass.from_url(
         url,
         socket_timeout=SOCKET_TIMEOUT_S,
         **_socket_options(url),

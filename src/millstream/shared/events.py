@@ -5,9 +5,9 @@ An entry of the log is `XADD log:<id> <seq>-0 k <kind> a <attempt> i <ids> d <da
 | kind | ids | data |
 | --- | --- | --- |
 | `t` token | token ids, with commas between | the text as a JSON string |
-| `completed` | – | `{"finish_reason": …, "usage": {…}}` |
-| `cancelled` | – | `{"usage": {…}}` |
-| `failed` | – | `{"error": {"message", "type", "param", "code"}}` |
+| `completed` | none | `{"finish_reason": …, "usage": {…}}` |
+| `cancelled` | none | `{"usage": {…}}` |
+| `failed` | none | `{"error": {"message", "type", "param", "code"}}` |
 
 The data is JSON already, so a pod passes it on without decoding it. A token event carries one token
 almost always; none when held-back text comes free at the end.

@@ -13,7 +13,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
 | `{ms:k}:idem:<caller>:<key>` | STRING | a day |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
-| `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | – |
+| `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
 | `{ms}:models` | HASH model → last time a worker was ready for it | a week |
 """

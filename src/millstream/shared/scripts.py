@@ -118,7 +118,7 @@ class Scripts:
     """The atomic steps on one Redis, for asyncio."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
+        self._client: Any = client  # redis-py does not type what it answers
         self._scripts: dict[str, Any] = {}
 
     async def _run(self, name: str, script_keys: list[str], args: list[Any]) -> Any:
@@ -311,6 +311,7 @@ class LeaseScripts:
     """The two steps that a worker's lease thread takes, on a blocking client of its own."""
 
     def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
         self._renew = client.register_script(script_text("renew"))
         self._heartbeat = client.register_script(script_text("heartbeat"))
 
@@ -335,3 +336,7 @@ class LeaseScripts:
     ) -> None:
         """As `Scripts.heartbeat`, from the thread that keeps time when the event loop does not."""
         self._heartbeat(keys=[registry, keys.MODELS], args=[member, json, int(ttl_s + 1), model])
+
+    def ping(self) -> None:
+        """Answer at all."""
+        self._client.ping()

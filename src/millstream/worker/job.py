@@ -26,8 +26,8 @@ class Job:
     """A claimed task while this worker runs it.
 
     All events of the task stay here until its end, those of earlier attempts included: event number
-    k is `events[k - 1]`. So a log that came back from Redis shorter than it was is healed by sending
-    again, and the same number never carries other bytes.
+    k is `events[k - 1]`. So a log that came back from Redis shorter than it was is healed by
+    sending again, and the same number never carries other bytes.
     """
 
     def __init__(self, claim: Claim, request: TaskRequest, shard: int) -> None:

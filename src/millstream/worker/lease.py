@@ -164,7 +164,7 @@ class LeaseKeeper(threading.Thread):
             )
             lost += [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]
         if not shards:
-            self._client.ping()  # an idle worker's clock goes on too
+            self._scripts.ping()  # an idle worker's clock goes on too
         if lost:
             # Before the publisher may go on: what moved on meanwhile is not ours to write.
             self._loop.call_soon_threadsafe(self._on_lost, lost)

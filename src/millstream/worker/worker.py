@@ -14,8 +14,8 @@ from millstream.shared.registry import WorkerInfo
 from millstream.shared.scripts import STALE, Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
-from millstream.worker import control
 from millstream.worker.consumer import Consumer
+from millstream.worker.control import control_subscription
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
 from millstream.worker.engines.registry import create_engine
 from millstream.worker.job import Job, Limits
@@ -102,11 +102,15 @@ class Worker:
                 lease=clock,
                 on_gone=self._drop,
             )
+
+            def on_engine_error(job: Job, reason: str) -> None:
+                self._give_back(scripts, consumer, job, reason)
+
             runner = self._runner = Runner(
                 self._engine,
                 Limits(info.context_length, settings.max_tokens_limit),
                 on_unwritten=publisher.mark,
-                on_engine_error=lambda job, reason: self._give_back(scripts, job, reason),
+                on_engine_error=on_engine_error,
                 on_room=lambda: consumer.ring(sweep=False),
             )
             stack.callback(runner.close)
@@ -116,18 +120,16 @@ class Worker:
             lease.beat_now()
             logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
 
+            control = control_subscription(
+                settings.redis_url,
+                worker_id=self.id,
+                shards=settings.shards,
+                on_bell=consumer.ring,
+                on_stop=self._on_stop,
+            )
             background = [
                 asyncio.create_task(publisher.run(), name="publisher"),
-                asyncio.create_task(
-                    control.listen(
-                        settings.redis_url,
-                        worker_id=self.id,
-                        shards=settings.shards,
-                        on_bell=consumer.ring,
-                        on_stop=self._on_stop,
-                    ),
-                    name="control",
-                ),
+                asyncio.create_task(control.run(), name="control"),
             ]
             claiming = asyncio.create_task(consumer.run(), name="consumer")
             try:
@@ -181,7 +183,7 @@ class Worker:
                 await asyncio.sleep(delay)  # the drain's own time limit ends this
                 delay = min(2 * delay, 1.0)
 
-    def _give_back(self, scripts: Scripts, job: Job, reason: str) -> None:
+    def _give_back(self, scripts: Scripts, consumer: Consumer, job: Job, reason: str) -> None:
         """The engine gave this task up and lives on: another attempt, here or elsewhere."""
         if (fatal := self._engine.health().fatal) is not None:
             self._on_engine_failed(fatal)  # the drain hands all tasks over
@@ -191,6 +193,7 @@ class Worker:
         async def give() -> None:
             await self._release(scripts, job.shard, [job], reason)
             self._drop(job)
+            consumer.ring(sweep=True)
 
         task = asyncio.create_task(give(), name=f"give back {job.request_id}")
         self._shutdown.keep(task)
