@@ -143,7 +143,7 @@ def _shown(on_progress: Callable[[str], None]) -> Iterator[None]:
                 on_progress(f"converting weights {percent} %")
             yield tensor
 
-    names = vars(modeling_gguf_pytorch_utils)
+    names = modeling_gguf_pytorch_utils.__dict__
     original, names["tqdm"] = names["tqdm"], bar
     try:
         yield

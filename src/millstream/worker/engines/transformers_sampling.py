@@ -75,13 +75,10 @@ def mark_choices(scores: torch.Tensor, draws: Sequence[Draw | None]) -> None:
             _mark_from_all(scores[row], draw)
         else:
             pending.setdefault(_width(draw.top_k, vocabulary), []).append(row)
-    for width in (*_WIDTHS, vocabulary):
-        rows = pending.pop(min(width, vocabulary), None)
-        if rows is None:
-            continue
-        too_narrow = _mark_from_best(scores, rows, [draws[row] for row in rows], width)
-        if too_narrow:
-            wider = next((w for w in _WIDTHS if width < w < vocabulary), vocabulary)
+    widths = [width for width in _WIDTHS if width < vocabulary] + [vocabulary]
+    for width, wider in zip(widths, [*widths[1:], vocabulary], strict=True):
+        if rows := pending.pop(width, None):
+            too_narrow = _mark_from_best(scores, rows, [draws[row] for row in rows], width)
             pending.setdefault(wider, []).extend(too_narrow)
 
 

