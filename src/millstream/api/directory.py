@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from millstream.shared.connection import RedisError
 from millstream.shared.errors import InvalidRequest, NoWorker, UnknownModel
 from millstream.shared.keys import MODELS
 from millstream.shared.registry import WorkerInfo, read_workers
@@ -26,15 +27,24 @@ class Directory:
         self._settings = settings
         self._lock = asyncio.Lock()
         self._read_at = 0.0
+        self._failure: RedisError | None = None
+        self._failed_at = 0.0
         self._workers: list[WorkerInfo] = []
         self._remembered: dict[str, float] = {}
 
     async def _refresh(self, age_s: float) -> None:
+        asked_at = time.monotonic()
         async with self._lock:
             if time.monotonic() - self._read_at < age_s:
                 return
-            self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
-            self._remembered = await self._scripts.remembered_models()
+            if self._failure is not None and self._failed_at >= asked_at:
+                raise self._failure  # one wait for a Redis that is away is enough for all
+            try:
+                self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
+                self._remembered = await self._scripts.remembered_models()
+            except RedisError as error:
+                self._failure, self._failed_at = error, time.monotonic()
+                raise
             self._read_at = time.monotonic()
 
     async def workers(self) -> list[WorkerInfo]:

@@ -15,7 +15,7 @@ KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, which tells the pod first that it will go."""
+    """uvicorn, which tells the pod first that it will go, and exits with 0 when it has drained."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -25,7 +25,10 @@ class _Server(uvicorn.Server):
         pod = getattr(self._app.state, "pod", None)
         if pod is not None:
             pod.loop.call_soon_threadsafe(pod.close_streams)
-        super().handle_exit(sig, frame)
+        # Not uvicorn's own handler: it raises the signal again at the end, and a drained pod would
+        # look killed.
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def serve(settings: Settings) -> int:

@@ -23,7 +23,7 @@ from redis.retry import Retry
 # A command answers in under a millisecond; a Redis that takes seconds is away as far as a caller
 # can tell. The sum of both times, twice (one retry), stays under the 5 s in which the API must
 # answer 503.
-SOCKET_TIMEOUT_S = 2.0
+SOCKET_TIMEOUT_S = 1.5
 CONNECT_TIMEOUT_S = 1.0
 POOL_WAIT_S = 2.0
 POOL_SIZE = 32

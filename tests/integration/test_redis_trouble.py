@@ -1,0 +1,158 @@
+"""Redis that restarts, freezes, or loses its pub/sub: refused early, waited for, gone on with."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import start_valkey
+from tests.support import sse
+from tests.support.local_fleet import LocalFleet, free_port
+from tests.support.native import read, submit
+
+
+class Store:
+    """A Valkey of its own that a test may ill-treat."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.folder = folder
+        self.start()
+
+    def start(self) -> None:
+        options = ("--appendonly", "yes", "--appendfsync", "everysec")
+        self.popen = start_valkey(self.port, self.folder, *options)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        self.popen.send_signal(signal.SIGCONT)
+        self.popen.send_signal(number)
+        self.popen.wait(10)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    folder = tmp_path / "valkey"
+    folder.mkdir()
+    valkey = Store(folder)
+    yield valkey
+    valkey.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
+    async with LocalFleet(f"redis://127.0.0.1:{store.port}/0", tmp_path) as local:
+        yield local
+
+
+def refused(answer: httpx.Response) -> bool:
+    return answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+
+
+async def test_a_restart_of_redis_in_the_middle(store: Store, frail: LocalFleet) -> None:
+    api = await frail.api(keepalive_s=0.5)
+    await frail.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        expected = sse.native_text(await read(http, await submit(http, tokens=50, rate=25)))
+        task_id = await submit(http, tokens=50, rate=25)
+        frames: list[sse.Frame] = []
+        async with http.stream("GET", f"/tasks/{task_id}/stream") as stream:
+            async for frame in sse.frames(stream.aiter_lines()):
+                if frame.event == "queued":
+                    continue
+                frames.append(frame)
+                if len(frames) == 15:
+                    store.end()
+                    began = time.monotonic()
+                    answers = await asyncio.gather(
+                        *(http.post("/tasks", json={"prompt": "x"}) for _ in range(20))
+                    )
+                    assert all(map(refused, answers))
+                    assert time.monotonic() - began < 5
+                    assert (await http.get("/health")).status_code == 200
+                    assert refused(await http.get("/ready"))
+                    store.start()
+        sse.check_native(frames)
+        assert sse.native_text(frames) == expected
+        assert (await http.post("/tasks", json={"prompt": "x"})).status_code == 202
+    for process in frail.processes:
+        assert process.text().count("\n") < 30
+        assert "NOSCRIPT" not in process.text()
+
+
+async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(
+    store: Store, frail: LocalFleet
+) -> None:
+    api = await frail.api(keepalive_s=0.5)
+    await frail.worker()
+    limits = httpx.Limits(max_connections=60)
+    async with httpx.AsyncClient(base_url=api.url, timeout=25, limits=limits) as http:
+        expected = sse.native_text(await read(http, await submit(http, tokens=50, rate=25)))
+        task_id = await submit(http, tokens=50, rate=25)
+        frames: list[sse.Frame] = []
+        async with http.stream("GET", f"/tasks/{task_id}/stream") as stream:
+            async for frame in sse.frames(stream.aiter_lines()):
+                if frame.event == "queued":
+                    continue
+                frames.append(frame)
+                if len(frames) == 15:
+                    store.popen.send_signal(signal.SIGSTOP)
+                    began = time.monotonic()
+                    answers = await asyncio.gather(
+                        *(http.post("/tasks", json={"prompt": "x"}) for _ in range(50))
+                    )
+                    assert all(map(refused, answers))
+                    assert time.monotonic() - began < 6
+                    store.popen.send_signal(signal.SIGCONT)
+        sse.check_native(frames)
+        assert sse.native_text(frames) == expected
+        comments = [comment for frame in frames for comment in frame.comments]
+        assert comments.count("ping") >= 2
+
+
+async def test_cut_subscriptions_lose_nothing(store: Store, frail: LocalFleet) -> None:
+    api = await frail.api()
+    await frail.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        task_id = await submit(http, tokens=100, rate=40)
+        reading = asyncio.create_task(read(http, task_id))
+        cuts = 0
+        while not reading.done():
+            cuts += await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await asyncio.wait({reading}, timeout=0.2)
+        frames = await reading
+        sse.check_native(frames)
+        assert len([frame for frame in frames if frame.event == "token"]) == 100
+        assert cuts >= 4
+        # The stop's hint is lost with them as well; the stop is not.
+        other = await submit(http, tokens=100_000, rate=20)
+        await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        assert (await http.post(f"/tasks/{other}/stop")).json()["status"] == "cancelled"
+    await frail.quiet()
+
+
+async def test_all_data_gone_and_the_fleet_works_again(store: Store, frail: LocalFleet) -> None:
+    api = await frail.api(keepalive_s=0.5)
+    await frail.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        task_id = await submit(http, tokens=1000, rate=20)
+        async with http.stream("GET", f"/tasks/{task_id}/stream") as stream:
+            lines = [line async for line in _until_cut(stream, frail)]
+        assert '"code":"task_not_found"' in lines[-2]
+        assert (await http.get(f"/tasks/{task_id}")).status_code == 404
+        assert (await read(http, await submit(http, tokens=3)))[-1].event == "completed"
+    await frail.quiet()
+
+
+async def _until_cut(stream: httpx.Response, frail: LocalFleet) -> AsyncIterator[str]:
+    """Lines of a stream whose task vanishes after some of them."""
+    count = 0
+    async for line in stream.aiter_lines():
+        count += 1
+        if count == 20:
+            await frail.redis.flushall()
+            await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        yield line

@@ -1,0 +1,41 @@
+"""What may import what, where the linter cannot look: at run time, without the heavy packages."""
+
+import subprocess
+import sys
+
+BLOCKED = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names!r}:
+            raise ImportError(f"{{name}} must not be imported")
+sys.meta_path.insert(0, Refuse())
+import {module}
+"""
+
+
+def imports(module: str, without: set[str]) -> None:
+    code = BLOCKED.format(names=without, module=module)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_api_runs_without_torch() -> None:
+    imports(
+        "millstream.api.server",
+        {"torch", "transformers", "tokenizers", "numpy", "accelerate", "gguf", "safetensors"},
+    )
+
+
+def test_the_worker_runs_without_an_http_framework() -> None:
+    imports("millstream.worker.main", {"fastapi", "starlette", "uvicorn", "sse_starlette"})
+
+
+def test_a_fake_worker_runs_without_torch() -> None:
+    imports("millstream.worker.engines.fake", {"torch", "transformers"})
+
+
+def test_the_help_needs_neither() -> None:
+    imports("millstream.fleet.cli", {"torch", "transformers", "fastapi", "rich", "redis"})

@@ -1,0 +1,96 @@
+"""A reader's buffer is in order, without a gap, and bounded."""
+
+import asyncio
+
+from hypothesis import given, strategies as st
+
+from millstream.api.feed import BUFFER_CHARS, Reader
+from millstream.shared.events import Event
+
+
+def events(first: int, last: int) -> list[Event]:
+    return [Event(seq, "t", "1", f'"{seq}"') for seq in range(first, last + 1)]
+
+
+def caught_up(next_seq: int) -> Reader:
+    reader = Reader("t")
+    reader.begin_catch_up()
+    reader.end_catch_up(next_seq)
+    return reader
+
+
+async def test_events_join_on() -> None:
+    reader = caught_up(5)
+    reader.offer(events(5, 6))
+    reader.offer(events(7, 7))
+    assert reader.take() == events(5, 7)
+    assert reader.take() == []
+
+
+async def test_what_was_seen_is_left_out() -> None:
+    reader = caught_up(5)
+    reader.offer(events(3, 6))
+    reader.offer(events(5, 7))
+    assert reader.take() == events(5, 7)
+
+
+async def test_a_gap_means_behind() -> None:
+    reader = caught_up(5)
+    reader.offer(events(5, 5))
+    reader.offer(events(7, 7))
+    assert reader.behind
+    assert reader.take() == []
+
+
+async def test_events_during_the_read_join_on_to_it() -> None:
+    reader = Reader("t")
+    reader.begin_catch_up()
+    reader.offer(events(8, 9))  # published while the log is read
+    reader.offer(events(10, 10))
+    reader.end_catch_up(9)  # the log gave up to 8
+    assert not reader.behind
+    assert reader.take() == events(9, 10)
+
+
+async def test_a_hole_between_read_and_feed_means_behind() -> None:
+    reader = Reader("t")
+    reader.begin_catch_up()
+    reader.offer(events(8, 9))
+    reader.end_catch_up(7)
+    assert reader.behind
+
+
+async def test_a_slow_reader_falls_behind_and_holds_nothing() -> None:
+    reader = caught_up(1)
+    for seq in range(1, 1000):
+        reader.offer([Event(seq, "t", "1", '"' + "x" * 1000 + '"')])
+        if reader.behind:
+            break
+    assert seq * 1002 <= BUFFER_CHARS + 2004
+    assert reader.take() == []
+
+
+async def test_waking_ends_a_wait() -> None:
+    reader = caught_up(1)
+    waiting = asyncio.create_task(reader.wait(60))
+    await asyncio.sleep(0)
+    reader.wake()
+    await asyncio.wait_for(waiting, 5)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5)), max_size=30), st.integers(1, 30))
+def test_whatever_comes_is_contiguous_or_behind(
+    offers: list[tuple[int, int]], next_seq: int
+) -> None:
+    async def run() -> None:
+        reader = caught_up(next_seq)
+        expected = next_seq
+        for first, more in offers:
+            reader.offer(events(first, first + more))
+            if reader.behind:
+                return
+            for event in reader.take():
+                assert event.seq == expected
+                expected += 1
+
+    asyncio.run(run())

@@ -1,0 +1,481 @@
+"""Every atomic step on a real Valkey: what it does, what it refuses, and that it can be repeated."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from redis.exceptions import OutOfMemoryError
+
+from millstream.shared.events import Event, decode_pod_message
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import new_task_id
+from millstream.shared.scripts import (
+    ENDED,
+    MISSING,
+    STALE,
+    AppendRow,
+    Claim,
+    LogPage,
+    Refused,
+    Scripts,
+    Submitted,
+    script_text,
+)
+
+SHARD = Keys(0)
+LEASE_S = 0.15
+
+
+class Bench:
+    """The scripts with the arguments that matter to no test filled in."""
+
+    def __init__(self, scripts: Scripts) -> None:
+        self.scripts = scripts
+        self.client: Any = scripts._client
+
+    async def submit(self, **changes: Any) -> Submitted | Refused:
+        arguments = {
+            "task_id": new_task_id(0),
+            "model": "m",
+            "caller": "ann",
+            "request": b"{}",
+            "max_queue": 10,
+            "live_ttl_s": 100,
+            **changes,
+        }
+        return await self.scripts.submit(SHARD, **arguments)
+
+    async def task(self, **changes: Any) -> str:
+        answer = await self.submit(**changes)
+        assert isinstance(answer, Submitted)
+        return answer.task_id
+
+    async def claim(self, worker: str, **changes: Any) -> list[Claim]:
+        return (await self.claim_and_waiting(worker, **changes))[0]
+
+    async def claim_and_waiting(self, worker: str, **changes: Any) -> tuple[list[Claim], int]:
+        arguments = {
+            "model": "m",
+            "free": 10,
+            "running": 0,
+            "lease_s": LEASE_S,
+            "max_attempts": 3,
+            "live_ttl_s": 100,
+            "result_ttl_s": 10,
+            "sweep": True,
+            **changes,
+        }
+        return await self.scripts.claim(SHARD, worker=worker, **arguments)
+
+    async def append(self, *rows: AppendRow) -> list[int]:
+        return await self.scripts.append(SHARD, model="m", result_ttl_s=10, rows=rows)
+
+    async def log(self, task_id: str, after: int = 0) -> list[Event]:
+        page = await self.scripts.follow(
+            SHARD, task_id=task_id, caller="ann", pod="", after=after, count=1000
+        )
+        assert isinstance(page, LogPage)
+        return page.events
+
+    async def state(self, task_id: str) -> str:
+        return (await self.scripts.task_fields(SHARD, task_id))["state"]
+
+    async def stop(self, task_id: str, caller: str = "ann") -> tuple[str, int, int]:
+        return await self.scripts.stop(SHARD, task_id=task_id, caller=caller, result_ttl_s=10)
+
+    async def renew(self, worker: str, claim: Claim) -> int:
+        script = self.client.register_script(script_text("renew"))
+        args = [worker, 100, claim.task_id, claim.attempt, claim.entry]
+        return (await script(keys=[SHARD.queue("m")], args=args))[0]
+
+    async def lapse(self) -> None:
+        """Let the lease of what is claimed lapse."""
+        queue = SHARD.queue("m")
+        while True:
+            rows = await self.client.xpending_range(queue, "workers", "-", "+", 100)
+            if all(row["time_since_delivered"] > LEASE_S * 1000 for row in rows):
+                return
+            await asyncio.sleep(0.01)
+
+    async def queue_length(self) -> int:
+        return await self.client.xlen(SHARD.queue("m"))
+
+
+@pytest.fixture
+def bench(scripts: Scripts) -> Bench:
+    return Bench(scripts)
+
+
+def row(task: Claim, first: int, *texts: str, outcome: str = "", detail: str = "") -> AppendRow:
+    events = [(str(100 + first + n), f'"{text}"') for n, text in enumerate(texts)]
+    return AppendRow(task.task_id, task.attempt, 5, first, events, outcome, detail)
+
+
+async def test_a_task_from_submit_to_end(bench: Bench) -> None:
+    task_id = await bench.task()
+    assert await bench.state(task_id) == "queued"
+    (claim,) = await bench.claim("w1")
+    assert (claim.task_id, claim.attempt, claim.request, claim.log) == (task_id, 1, b"{}", [])
+    assert await bench.state(task_id) == "running"
+    assert await bench.append(row(claim, 1, "a", "b")) == [2]
+    assert await bench.append(row(claim, 3, "c", outcome="completed", detail="stop")) == [4]
+    log = await bench.log(task_id)
+    assert [event.seq for event in log] == [1, 2, 3, 4]
+    assert [event.text for event in log[:3]] == ["a", "b", "c"]
+    assert log[3].body == {
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8},
+    }
+    assert await bench.queue_length() == 0
+    assert (await bench.client.xpending(SHARD.queue("m"), "workers"))["pending"] == 0
+    assert 0 < await bench.client.ttl(SHARD.task(task_id)) <= 10
+    assert 0 < await bench.client.ttl(SHARD.log(task_id)) <= 10
+
+
+async def test_submit_sent_twice_makes_one_task(bench: Bench) -> None:
+    task_id = new_task_id(0)
+    assert isinstance(await bench.submit(task_id=task_id), Submitted)
+    assert isinstance(await bench.submit(task_id=task_id), Submitted)
+    assert await bench.queue_length() == 1
+
+
+async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
+    for _ in range(3):
+        await bench.task(max_queue=3)
+    refused = await bench.submit(max_queue=3)
+    assert refused == Refused(conflict=False, retry_after_s=1.0)
+    assert len([key async for key in bench.client.scan_iter("*:task:*")]) == 3
+    await bench.claim("w1", free=2)
+    for _ in range(2):
+        await bench.task(max_queue=3)
+    assert isinstance(await bench.submit(max_queue=3), Refused)
+
+
+async def test_idempotency_is_per_caller_and_body(bench: Bench) -> None:
+    first = await bench.submit(idempotency_key="k", body_hash="1")
+    again = await bench.submit(idempotency_key="k", body_hash="1")
+    assert isinstance(first, Submitted)
+    assert again == Submitted(first.task_id, True, 0, 0.0)
+    assert await bench.submit(idempotency_key="k", body_hash="2") == Refused(True, 0)
+    other = await bench.submit(idempotency_key="k", body_hash="2", caller="bob")
+    assert isinstance(other, Submitted)
+    assert not other.known
+    assert await bench.queue_length() == 2
+
+
+async def test_append_sent_twice_changes_nothing(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a", "b")) == [2]
+    assert await bench.append(row(claim, 1, "a", "b")) == [2]
+    assert await bench.append(row(claim, 1, "x", "y", "c")) == [3]
+    assert [event.text for event in await bench.log(claim.task_id)] == ["a", "b", "c"]
+    end = row(claim, 4, outcome="completed", detail="length")
+    assert await bench.append(end) == [4]
+    assert await bench.append(end) == [ENDED]
+    assert len(await bench.log(claim.task_id)) == 4
+
+
+async def test_append_never_leaves_a_gap(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, "a"))
+    assert await bench.append(row(claim, 3, "c", outcome="completed", detail="stop")) == [1]
+    assert await bench.state(claim.task_id) == "running"
+    assert len(await bench.log(claim.task_id)) == 1
+
+
+async def test_a_late_owner_can_do_nothing(bench: Bench) -> None:
+    await bench.task()
+    (old,) = await bench.claim("w1")
+    await bench.append(row(old, 1, "a"))
+    await bench.lapse()
+    (new,) = await bench.claim("w2")
+    assert (new.attempt, [event.text for event in new.log]) == (2, ["a"])
+    # I4: neither append nor end nor renewal nor release of the old attempt gets through.
+    assert await bench.append(row(old, 2, "z")) == [STALE]
+    assert await bench.append(row(old, 2, outcome="completed", detail="stop")) == [STALE]
+    assert await bench.renew("w1", old) == STALE
+    gave = await bench.scripts.release(
+        SHARD, worker="w1", model="m", lease_s=LEASE_S, blame="",
+        tasks=[(old.task_id, old.attempt, old.entry)],
+    )  # fmt: skip
+    assert gave == 0
+    (pending,) = await bench.client.xpending_range(SHARD.queue("m"), "workers", "-", "+", 10)
+    assert pending["consumer"] == b"w2"
+    assert await bench.append(row(new, 2, "b", outcome="completed", detail="stop")) == [3]
+    assert [event.ids for event in await bench.log(new.task_id)] == ["101", "102", ""]
+
+
+async def test_renewal_keeps_a_lease(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.lapse()
+    assert await bench.renew("w1", claim) == 1
+    assert await bench.claim("w2") == []
+
+
+async def test_a_released_task_moves_on_at_once_and_without_blame(bench: Bench) -> None:
+    await bench.task()
+    for attempt in range(1, 8):  # more than max_attempts
+        (claim,) = await bench.claim(f"w{attempt}", lease_s=60)
+        assert claim.attempt == attempt
+        gave = await bench.scripts.release(
+            SHARD, worker=f"w{attempt}", model="m", lease_s=60, blame="",
+            tasks=[(claim.task_id, claim.attempt, claim.entry)],
+        )  # fmt: skip
+        assert gave == 1
+
+
+async def test_losses_without_progress_end_a_task(bench: Bench) -> None:
+    task_id = await bench.task(request=b'{"x": 1}')
+    for attempt in (1, 2, 3):
+        (claim,) = await bench.claim(f"w{attempt}")
+        assert claim.attempt == attempt
+        await bench.lapse()
+    assert await bench.claim("w4") == []
+    (last,) = await bench.log(task_id)
+    assert (last.seq, last.kind) == (1, "failed")
+    assert last.body["error"]["code"] == "max_attempts"
+    ((_, dead),) = await bench.client.xrange(SHARD.dead("m"))
+    assert (dead[b"task"].decode(), dead[b"request"]) == (task_id, b'{"x": 1}')
+    assert await bench.queue_length() == 0
+
+
+async def test_progress_clears_the_blame(bench: Bench) -> None:
+    await bench.task()
+    for attempt in range(1, 8):
+        (claim,) = await bench.claim(f"w{attempt}")
+        assert claim.attempt == attempt
+        assert await bench.append(row(claim, attempt, "x")) == [attempt]
+        await bench.lapse()
+
+
+async def test_the_reason_of_a_blamed_release_is_told(bench: Bench) -> None:
+    task_id = await bench.task()
+    for attempt in (1, 2, 3):
+        (claim,) = await bench.claim("w", lease_s=60)
+        await bench.scripts.release(
+            SHARD, worker="w", model="m", lease_s=60, blame='out of "memory"\n',
+            tasks=[(claim.task_id, attempt, claim.entry)],
+        )  # fmt: skip
+    assert await bench.claim("w", lease_s=60) == []
+    (last,) = await bench.log(task_id)
+    assert last.body["error"]["message"].endswith('out of "memory"\n')
+
+
+async def test_stop_while_queued(bench: Bench) -> None:
+    task_id = await bench.task()
+    assert await bench.stop(task_id, "bob") == ("unknown", 0, 0)
+    assert await bench.stop(task_id) == ("cancelled", 0, 0)
+    assert await bench.stop(task_id) == ("cancelled", 0, 0)
+    assert await bench.claim("w1") == []
+    assert [(event.seq, event.kind) for event in await bench.log(task_id)] == [(1, "cancelled")]
+
+
+async def test_stop_while_running_is_the_last_event(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, "a", "b"))
+    assert await bench.stop(claim.task_id) == ("cancelled", 5, 2)
+    assert await bench.append(row(claim, 3, "c")) == [ENDED]
+    assert await bench.renew("w1", claim) == ENDED
+    log = await bench.log(claim.task_id)
+    assert [event.kind for event in log] == ["t", "t", "cancelled"]
+    assert log[-1].body["usage"]["completion_tokens"] == 2
+    await bench.lapse()
+    assert await bench.claim("w2") == []  # B35: never runs again
+
+
+async def test_stop_of_a_dead_owner_s_task(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.lapse()
+    assert (await bench.stop(claim.task_id))[0] == "cancelled"
+    assert await bench.claim("w2") == []
+
+
+async def test_stop_after_the_end_changes_nothing(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, "a", outcome="completed", detail="stop"))
+    assert await bench.stop(claim.task_id) == ("completed", 5, 1)
+    assert len(await bench.log(claim.task_id)) == 2
+
+
+async def test_expired_is_told_from_unknown_to_its_caller_alone(bench: Bench) -> None:
+    task_id = await bench.task()
+    await bench.stop(task_id)
+    await bench.client.delete(SHARD.task(task_id), SHARD.log(task_id))
+    arguments = {"task_id": task_id, "pod": "", "after": 0, "count": 1}
+    assert await bench.scripts.follow(SHARD, caller="ann", **arguments) == "expired"
+    assert await bench.scripts.follow(SHARD, caller="bob", **arguments) == "unknown"
+    assert (await bench.stop(task_id))[0] == "expired"
+    assert (await bench.stop(task_id, "bob"))[0] == "unknown"
+
+
+async def test_append_to_a_task_that_is_gone(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.client.delete(SHARD.task(claim.task_id))
+    assert await bench.append(row(claim, 1, "a")) == [MISSING]
+    assert await bench.client.exists(SHARD.log(claim.task_id)) == 0
+
+
+async def test_followers_hear_each_event_once(bench: Bench) -> None:
+    pubsub = bench.client.pubsub()
+    await pubsub.ssubscribe(SHARD.pod("p1"))
+    ids = [await bench.task(), await bench.task()]
+    claims = await bench.claim("w1")
+    for task_id in ids:
+        for _ in range(2):  # following twice is following once
+            await bench.scripts.follow(
+                SHARD, task_id=task_id, caller="ann", pod="p1", after=0, count=1
+            )
+    await bench.append(*(row(claim, 1, "a", "é\U0001f600") for claim in claims))
+    await bench.scripts.unfollow(SHARD, pod="p1", task_ids=[ids[1]])
+    await bench.append(
+        *(row(claim, 3, "b", outcome="completed", detail="stop") for claim in claims)
+    )
+    heard: list[tuple[str, list[Event]]] = []
+    while len(heard) < 4:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        if message is not None:
+            heard += decode_pod_message(message["data"])
+    assert sorted(
+        (task_id, [event.seq for event in events]) for task_id, events in heard
+    ) == sorted([(ids[0], [1, 2]), (ids[1], [1, 2]), (ids[0], [3]), (ids[0], [4])])
+    assert heard[0][1][1].text == "é\U0001f600"
+    await pubsub.aclose()
+
+
+async def test_a_pod_that_nobody_hears_is_struck_off(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.scripts.follow(
+        SHARD, task_id=claim.task_id, caller="ann", pod="gone", after=0, count=1
+    )
+    fields = await bench.scripts.task_fields(SHARD, claim.task_id)
+    assert fields["followers"] == "gone"
+    await bench.append(row(claim, 1, "a"))
+    fields = await bench.scripts.task_fields(SHARD, claim.task_id)
+    assert fields["followers"] == ""
+
+
+async def test_follow_reads_from_any_number(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, *"abcdefghij"))
+    for after in range(11):
+        events = await bench.log(claim.task_id, after)
+        assert [event.seq for event in events] == list(range(after + 1, 11))
+
+
+async def test_a_lost_answer_to_a_claim_is_recovered_under_its_attempt(bench: Bench) -> None:
+    await bench.task()
+    (lost,) = await bench.claim("w1")
+    assert await bench.claim("w1", lease_s=60) == []
+    assert await bench.claim("w1", lease_s=60, recover=True) == [lost]
+    assert await bench.claim("w2", lease_s=60, recover=True) == []
+
+
+async def test_a_group_made_anew_neither_loses_nor_repeats(bench: Bench) -> None:
+    await bench.task()
+    (running,) = await bench.claim("w1")
+    waiting = await bench.task()
+    await bench.client.xgroup_destroy(SHARD.queue("m"), "workers")
+    (claim,) = await bench.claim("w2")
+    assert claim.task_id == waiting
+    assert await bench.renew("w1", running) == 1
+    assert await bench.append(row(running, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 1
+
+
+async def test_entries_of_tasks_that_expired_are_cleared(bench: Bench) -> None:
+    task_id = await bench.task()
+    await bench.client.delete(SHARD.task(task_id))
+    assert await bench.claim("w1") == []
+    assert await bench.queue_length() == 0
+
+
+async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench) -> None:
+    pubsub = bench.client.pubsub()
+    await pubsub.ssubscribe(SHARD.control("w1"), SHARD.control("w2"))
+    await bench.claim("w1")
+    await bench.claim("w2")
+    for _ in range(6):
+        await bench.task()
+    claims, waiting = await bench.claim_and_waiting("w1", rung=True)
+    assert (len(claims), waiting) == (3, 3)
+    claims, waiting = await bench.claim_and_waiting("w2", rung=True)
+    assert (len(claims), waiting) == (3, 0)
+    heard: list[bytes] = []
+    while len(heard) < 2:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        if message is not None:
+            heard.append(message["channel"])
+    assert {channel.decode() for channel in heard} == {SHARD.control("w1"), SHARD.control("w2")}
+    await pubsub.aclose()
+
+
+async def test_a_worker_that_merely_looks_takes_all(bench: Bench) -> None:
+    await bench.claim("frozen")
+    for _ in range(6):
+        await bench.task()
+    assert len(await bench.claim("w1")) == 6
+
+
+async def test_never_more_than_free_slots(bench: Bench) -> None:
+    for _ in range(5):
+        await bench.task()
+    first = await bench.claim("w1", free=2)
+    await bench.lapse()
+    assert len(first) == 2
+    assert len(await bench.claim("w2", free=3)) == 3
+
+
+async def test_a_full_redis_refuses_the_whole(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    used = (await bench.client.info("memory"))["used_memory"]
+    await bench.client.config_set("maxmemory", used)
+    try:
+        before = sorted([key async for key in bench.client.scan_iter("*")])
+        with pytest.raises(OutOfMemoryError):
+            await bench.submit(request=b"x" * 100_000)
+        with pytest.raises(OutOfMemoryError):
+            await bench.append(row(claim, 1, "a"))
+        assert sorted([key async for key in bench.client.scan_iter("*")]) == before
+        assert await bench.renew("w1", claim) == 1  # leases hold meanwhile
+        assert (await bench.stop(claim.task_id))[0] == "cancelled"  # and a stop is a stop
+    finally:
+        await bench.client.config_set("maxmemory", 0)
+
+
+async def test_scripts_survive_a_script_flush(bench: Bench) -> None:
+    await bench.task()
+    await bench.client.script_flush()
+    (claim,) = await bench.claim("w1")
+    await bench.client.script_flush()
+    assert await bench.append(row(claim, 1, "a")) == [1]
+
+
+async def test_waiting_tells_order_and_wait(bench: Bench) -> None:
+    ids = [await bench.task() for _ in range(4)]
+    await bench.claim("w1", free=1)
+    view = await bench.scripts.waiting(SHARD, model="m", count=10)
+    assert (view.running, view.waiting, view.waiting_ids) == (1, 3, ids[1:])
+    await bench.stop(ids[2])
+    view = await bench.scripts.waiting(SHARD, model="m", count=10)
+    assert view.waiting_ids == [ids[1], ids[3]]
+
+
+async def test_names_are_spelled_as_in_python() -> None:
+    """lib.lua builds the names of keys it learns of inside a script."""
+    text = script_text("append")
+    shard = Keys(7)
+    for name in (
+        shard.task(""), shard.log(""), shard.tomb(""), shard.queue(""), shard.idle(""),
+        shard.rate(""), shard.dead(""), shard.pod(""), shard.control(""),
+    ):  # fmt: skip
+        assert f"tag .. '{name.removeprefix(shard.tag)}'" in text

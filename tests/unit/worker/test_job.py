@@ -1,0 +1,149 @@
+"""A job turns ids into numbered events, alike on a first attempt and on any later one."""
+
+import json
+from typing import Any
+
+import pytest
+
+from millstream.shared.errors import InvalidRequest
+from millstream.shared.events import TOKEN, Event
+from millstream.shared.schemas import Message, SamplingParams, TaskRequest
+from millstream.shared.scripts import Claim
+from millstream.worker.engines.fake_script import FakeTokenizer
+from millstream.worker.job import Job, Limits
+
+TOKENIZER = FakeTokenizer()
+PROMPT = TOKENIZER.encode("hello there")
+LIMITS = Limits(context_length=1000, max_tokens=100)
+
+
+def token(text: str | bytes) -> int:
+    data = text.encode() if isinstance(text, str) else text
+    return int.from_bytes(b"\x01" + data)
+
+
+def job(log: list[Event] | None = None, attempt: int = 1, **sampling: Any) -> Job:
+    request = TaskRequest("m", (Message("user", "x"),), None, SamplingParams(**sampling))
+    return Job(Claim("t0-x", attempt, "1-0", b"", log or []), request, 0)
+
+
+def written(work: Job) -> list[Event]:
+    """The events as the log would hold them."""
+    return [
+        Event(seq, TOKEN, ids, data) for seq, (ids, data) in enumerate(work.row(10_000).events, 1)
+    ]
+
+
+def texts(work: Job) -> list[str]:
+    return [event.text for event in written(work)]
+
+
+def test_one_event_a_token() -> None:
+    work = job()
+    generation = work.begin(PROMPT, TOKENIZER, LIMITS)
+    assert generation is not None
+    assert (generation.prompt_length, generation.max_new_tokens) == (len(PROMPT), 100)
+    work.advance([token("a")], None)
+    work.advance([token("b"), token("c")], "stop")
+    row = work.row(10)
+    assert (row.first_seq, row.outcome, row.detail) == (1, "completed", "stop")
+    assert [json.loads(data) for _, data in row.events] == ["a", "b", "c"]
+
+
+def test_the_end_goes_only_with_the_last_event() -> None:
+    work = job()
+    work.begin(PROMPT, TOKENIZER, LIMITS)
+    work.advance([token("a"), token("b"), token("c")], "stop")
+    assert work.row(2).outcome == ""
+    work.written = 2
+    assert (work.row(2).outcome, work.row(2).first_seq) == ("completed", 3)
+    work.written = 0  # Redis came back older: everything again
+    assert [data for _, data in work.row(10).events] == ['"a"', '"b"', '"c"']
+
+
+def test_every_resume_point_gives_the_undisturbed_events() -> None:
+    pieces = [b"he", b"llo", b" wor", b"\xf0\x9f", b"\x98", b"\x80", b" lo", b" wo", b"x"]
+    ids = [token(piece) for piece in pieces]
+    whole = job(stop=("lo w!",))
+    whole.begin(PROMPT, TOKENIZER, LIMITS)
+    whole.advance(ids, "stop")
+    expected = whole.row(100)
+    for at in range(len(ids) + 1):
+        first = job(stop=("lo w!",))
+        first.begin(PROMPT, TOKENIZER, LIMITS)
+        first.advance(ids[:at], None)
+        second = job(written(first), attempt=2, stop=("lo w!",))
+        generation = second.begin(PROMPT, TOKENIZER, LIMITS)
+        assert generation is not None
+        assert list(generation.token_ids) == [*PROMPT, *ids[:at]]
+        assert generation.max_new_tokens == 100 - at
+        second.advance(ids[at:], "stop")
+        second.written = 0
+        assert second.row(100).events == expected.events
+        assert second.row(100).detail == expected.detail
+
+
+def test_a_stop_string_across_tokens_ends_it_there() -> None:
+    work = job(stop=("lo w",))
+    work.begin(PROMPT, TOKENIZER, LIMITS)
+    work.advance([token("he"), token("llo"), token(" wor"), token("ld")], None)
+    assert texts(work) == ["he", "l", ""]  # what may begin the stop string is held back
+    assert (work.outcome, work.row(9).detail) == ("completed", "stop")
+
+
+def test_a_death_between_the_last_token_and_the_end() -> None:
+    first = job(max_tokens=3)
+    first.begin(PROMPT, TOKENIZER, LIMITS)
+    first.advance([token("a"), token("b"), token("c")], None)
+    second = job(written(first), attempt=2, max_tokens=3)
+    assert second.begin(PROMPT, TOKENIZER, LIMITS) is None
+    assert second.row(9).events == []
+    assert (second.row(9).outcome, second.row(9).detail) == ("completed", "length")
+
+
+def test_a_death_between_a_stop_string_and_the_end() -> None:
+    first = job(stop=("b",))
+    first.begin(PROMPT, TOKENIZER, LIMITS)
+    first.advance([token("a"), token("b")], None)
+    second = job(written(first), attempt=2, stop=("b",))
+    assert second.begin(PROMPT, TOKENIZER, LIMITS) is None
+    assert (second.row(9).outcome, second.row(9).detail) == ("completed", "stop")
+
+
+def test_held_back_text_comes_in_an_event_without_tokens() -> None:
+    work = job(stop=("lo world",))
+    work.begin(PROMPT, TOKENIZER, LIMITS)
+    work.advance([token("hello")], None)
+    work.advance([], "stop")
+    assert [(event.token_count, event.text) for event in written(work)] == [(1, "hel"), (0, "lo")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "context", "asked", "left"),
+    [(10, 12, None, 2), (10, 12, 1, 1), (10, 12, 50, 2), (10, 1000, None, 100)],
+)
+def test_the_tightest_bound_counts(prompt: int, context: int, asked: int, left: int) -> None:
+    generation = job(max_tokens=asked).begin([token("a")] * prompt, TOKENIZER, Limits(context, 100))
+    assert generation is not None
+    assert generation.max_new_tokens == left
+
+
+def test_a_prompt_that_fills_the_context_gives_an_empty_answer() -> None:
+    work = job()
+    assert work.begin([token("a")] * 10, TOKENIZER, Limits(10, 100)) is None
+    assert (work.row(9).outcome, work.row(9).detail) == ("completed", "length")
+
+
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        job().begin([token("a")] * 11, TOKENIZER, Limits(10, 100))
+    assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_the_fallback_seed_depends_on_the_task_alone() -> None:
+    seeds = set()
+    for attempt in (1, 2):
+        generation = job(attempt=attempt).begin(PROMPT, TOKENIZER, LIMITS)
+        assert generation is not None
+        seeds.add(generation.fallback_seed)
+    assert len(seeds) == 1
