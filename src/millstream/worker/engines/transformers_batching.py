@@ -20,6 +20,7 @@ from itertools import chain
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
 from transformers.generation.continuous_batching.continuous_api import (
+    BackgroundThreadStatus,
     ContinuousBatchingManager,
     OutputRouter,
 )
@@ -118,13 +119,17 @@ class _State(RequestState):
 class _Router(OutputRouter):
     """Hands the outputs of a step to one function, on the generation thread."""
 
-    def __init__(self, sink: Callable[[list[StepTokens]], None]) -> None:
+    def __init__(
+        self, sink: Callable[[list[StepTokens]], None], status: BackgroundThreadStatus
+    ) -> None:
         super().__init__()
         self.sink = sink
+        self._status = status
 
     def deliver(self, output: StepTokens) -> None:  # type: ignore[override]
-        """One request failed."""
-        self.sink([output])
+        """One request failed; when all do, the end of the thread tells, with the reason."""
+        if self._status.local_status == BackgroundThreadStatus.DONT_STOP:
+            self.sink([output])
 
     def deliver_batch(self, outputs: list[StepTokens]) -> None:  # type: ignore[override]
         """A step is done."""
@@ -219,7 +224,7 @@ class BatchingManager(ContinuousBatchingManager):
             sink: Takes the outputs of each step, on the generation thread.
             on_end: Called last on the generation thread, however it ends.
         """
-        self.output_router = _Router(sink)
+        self.output_router = _Router(sink, self.background_thread_status)
         self._on_end = on_end
         self.warmup()  # makes the batch processor; records CUDA graphs, if there are any
         self.background_thread_status.clear()

@@ -268,9 +268,10 @@ class TransformersEngine:
 
     def _fail_all(self) -> None:
         """No step will come any more: whoever still waits hears of it; on the loop."""
+        if self._manager is None:
+            return  # told to stop
         if self._ended is None:
-            failure = self._manager.failure if self._manager is not None else None
-            self._ended = failure or "the generation thread ended"
+            self._ended = self._manager.failure or "the generation thread ended"
         outputs = [StepOutput(name, finish="error", error=self._ended) for name in self._active]
         self._active.clear()
         if outputs and self._on_step is not None:

@@ -4,11 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from millstream.shared.errors import SettingsError  # noqa: E402
-from millstream.worker.engines import transformers_memory as memory  # noqa: E402
+import torch
+
+from millstream.shared.errors import SettingsError
+from millstream.worker.engines import transformers_memory as memory
 
 # SmolLM2-135M: 30 layers, 3 key-value heads of 64: 46,080 bytes a token in float32.
 CONFIG = SimpleNamespace(

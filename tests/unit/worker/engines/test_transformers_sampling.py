@@ -5,10 +5,11 @@ from collections import Counter
 
 import pytest
 
-np = pytest.importorskip("numpy")
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from millstream.worker.engines.transformers_sampling import (  # noqa: E402
+import torch
+
+from millstream.worker.engines.transformers_sampling import (
     Draw,
     choose,
     is_greedy,

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from millstream.shared.errors import SettingsError  # noqa: E402
-from millstream.worker.engines import transformers_gguf as conversion  # noqa: E402
-from millstream.worker.engines import transformers_source as sources  # noqa: E402
-from millstream.worker.engines.base import EngineSettings  # noqa: E402
-from tests.support.transformers_tiny import write_tiny_gguf, write_tiny_model  # noqa: E402
+import torch
+from tests.support.transformers_tiny import write_tiny_gguf, write_tiny_model
+
+from millstream.shared.errors import SettingsError
+from millstream.worker.engines import (
+    transformers_gguf as conversion,
+    transformers_source as sources,
+)
+from millstream.worker.engines.base import EngineSettings
 
 pytestmark = pytest.mark.timeout(120)  # the first import of transformers takes its time
 

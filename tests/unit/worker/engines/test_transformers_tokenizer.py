@@ -7,17 +7,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from millstream.shared.errors import InvalidRequest  # noqa: E402
-from millstream.shared.schemas import Message  # noqa: E402
-from millstream.worker.detokenizer import Detokenizer  # noqa: E402
-from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer  # noqa: E402
-from tests.support.transformers_tiny import tiny_tokenizer  # noqa: E402
+from tests.support.transformers_tiny import tiny_tokenizer
+
+from millstream.shared.errors import InvalidRequest
+from millstream.shared.schemas import Message
+from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 
 pytestmark = pytest.mark.timeout(120)
 
 TEXTS = [
     "Café déjà vu — 123 😊",
-    "你好，世界。これはテストです。 한국어",
+    "你好。世界。これはテストです。 한국어",
     "👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301",
     "def f(x):\n\treturn x ** 2  # two  spaces\n\n\n",
     "  leading and trailing  ",
