@@ -20,6 +20,9 @@ from millstream.shared.scripts import Scripts, Submitted
 from millstream.shared.settings import Settings
 
 MAX_IDEMPOTENCY_KEY = 255
+# How long a task may run unheard before its pod counts as dead; a pod that lost its subscription is
+# back in a fraction of it.
+ORPHAN_S = 15.0
 RETRY_AFTER_MOST_S = 120  # beyond that the estimate is a guess, and the caller should look again
 
 
@@ -53,6 +56,7 @@ class Admission:
         prompt: str | None = None,
         idempotency_key: str | None = None,
         body: bytes = b"",
+        attached: bool = False,
     ) -> Accepted:
         """Check and store a task.
 
@@ -64,6 +68,7 @@ class Admission:
             prompt: a plain prompt.
             idempotency_key: Makes it safe to send the same body again.
             body: The body as it came, compared when the key comes again.
+            attached: The answer belongs to the connection: it is not decoded for nobody.
 
         Raises:
             InvalidRequest: a value is out of bounds, or the model is unknown.
@@ -83,7 +88,9 @@ class Admission:
         try:
             name = await self._directory.resolve(model)
             request = TaskRequest(name, messages, prompt, sampling)
-            answer = await self._submit(name, caller, request, idempotency_key, body)
+            answer = await self._submit(
+                name, caller, request, idempotency_key, body, attached=attached
+            )
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
@@ -98,7 +105,14 @@ class Admission:
         )
 
     async def _submit(
-        self, model: str, caller: str, request: TaskRequest, key: str | None, body: bytes
+        self,
+        model: str,
+        caller: str,
+        request: TaskRequest,
+        key: str | None,
+        body: bytes,
+        *,
+        attached: bool,
     ):
         settings = self._settings
         if key is None:
@@ -117,6 +131,7 @@ class Admission:
             live_ttl_s=settings.live_ttl_s,
             idempotency_key=key,
             body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
+            orphan_s=ORPHAN_S + settings.disconnect_grace_s if attached else 0,
         )
 
     def _check(

@@ -140,15 +140,30 @@ class Scripts:
         idempotency_key: str | None = None,
         body_hash: str = "",
         idempotency_ttl_s: int = 86_400,
+        orphan_s: float = 0,
     ) -> Submitted | Refused:
-        """Accept a task, or say why not; nothing is stored in the second case."""
+        """Accept a task, or say why not; nothing is stored in the second case.
+
+        With `orphan_s` the answer belongs to a connection: should its pod die, the task is stopped
+        once it has run for so long without any pod that follows it.
+        """
         script_keys = [shard.task(task_id), shard.queue(model)]
         if idempotency_key is not None:
             script_keys.append(shard.idempotency(caller, idempotency_key))
         answer = await self._run(
             "submit",
             script_keys,
-            [task_id, model, caller, request, max_queue, live_ttl_s, body_hash, idempotency_ttl_s],
+            [
+                task_id,
+                model,
+                caller,
+                request,
+                max_queue,
+                live_ttl_s,
+                body_hash,
+                idempotency_ttl_s,
+                int(orphan_s * 1000),
+            ],
         )
         match answer[0]:
             case b"queued":
@@ -172,6 +187,7 @@ class Scripts:
         max_attempts: int,
         live_ttl_s: int,
         result_ttl_s: int,
+        max_task_s: int,
         sweep: bool,
         recover: bool = False,
         rung: bool = False,
@@ -197,6 +213,7 @@ class Scripts:
                 int(rung),
                 live_ttl_s,
                 result_ttl_s,
+                max_task_s * 1000,
             ],
         )
         claims = [
@@ -322,10 +339,12 @@ class LeaseScripts:
         worker: str,
         model: str,
         live_ttl_s: int,
+        result_ttl_s: int,
+        max_task_s: int,
         tasks: Sequence[tuple[str, int, str]],
     ) -> list[int]:
         """Renew the leases of tasks (id, attempt, entry): 1 kept, else STALE or ENDED."""
-        args: list[Any] = [worker, live_ttl_s]
+        args: list[Any] = [worker, live_ttl_s, result_ttl_s, max_task_s * 1000]
         for task in tasks:
             args.extend(task)
         answer: Any = self._renew(keys=[shard.queue(model)], args=args)

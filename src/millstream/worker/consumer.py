@@ -95,6 +95,7 @@ class Consumer:
                 max_attempts=settings.max_attempts,
                 live_ttl_s=settings.live_ttl_s,
                 result_ttl_s=settings.result_ttl_s,
+                max_task_s=settings.max_task_s,
                 sweep=sweep,
                 recover=recover,
                 rung=rung,

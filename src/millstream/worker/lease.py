@@ -18,6 +18,7 @@ from millstream.shared.keys import WORKERS, Keys
 from millstream.shared.registry import WorkerInfo, heartbeat_interval, heartbeat_ttl
 from millstream.shared.schemas import to_json
 from millstream.shared.scripts import LeaseScripts
+from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
 from millstream.worker.engines.base import EngineHealth
 from millstream.worker.job import Job
@@ -55,9 +56,7 @@ class LeaseKeeper(threading.Thread):
 
     Args:
         client: A blocking client of its own.
-        shards: How many shards the fleet has.
-        lease_s: Length of a lease in seconds.
-        live_ttl_s: Life of an unfinished task's keys in seconds.
+        settings: The worker's.
         jobs: The jobs at this moment, callable from here.
         health: The engine's health, callable from here.
         describe: The worker's heartbeat, callable from here.
@@ -70,9 +69,7 @@ class LeaseKeeper(threading.Thread):
         self,
         client: redis.Redis,
         *,
-        shards: int,
-        lease_s: float,
-        live_ttl_s: int,
+        settings: Settings,
         jobs: Callable[[], list[Job]],
         health: Callable[[], EngineHealth],
         describe: Callable[[], WorkerInfo],
@@ -83,9 +80,8 @@ class LeaseKeeper(threading.Thread):
         super().__init__(name="lease", daemon=True)
         self._client = client
         self._scripts = LeaseScripts(client)
-        self._shards = shards
-        self._lease_s = lease_s
-        self._live_ttl_s = live_ttl_s
+        self._settings = settings
+        self._lease_s = settings.lease_s
         self._jobs = jobs
         self._health = health
         self._describe = describe
@@ -159,7 +155,9 @@ class LeaseKeeper(threading.Thread):
                 Keys(shard),
                 worker=info.id,
                 model=info.model,
-                live_ttl_s=self._live_ttl_s,
+                live_ttl_s=self._settings.live_ttl_s,
+                result_ttl_s=self._settings.result_ttl_s,
+                max_task_s=self._settings.max_task_s,
                 tasks=[(job.task_id, job.attempt, job.entry) for job in jobs],
             )
             lost += [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]

@@ -74,9 +74,7 @@ class Worker:
             clock = LeaseClock(settings.lease_s)
             lease = LeaseKeeper(
                 open_blocking_redis(settings.redis_url),
-                shards=settings.shards,
-                lease_s=settings.lease_s,
-                live_ttl_s=settings.live_ttl_s,
+                settings=settings,
                 jobs=self._jobs,
                 health=self._health,
                 describe=self._describe,

@@ -62,6 +62,7 @@ class Bench:
             "max_attempts": 3,
             "live_ttl_s": 100,
             "result_ttl_s": 10,
+            "max_task_s": 60,
             "sweep": True,
             **changes,
         }
@@ -83,9 +84,9 @@ class Bench:
     async def stop(self, task_id: str, caller: str = "ann") -> tuple[str, int, int]:
         return await self.scripts.stop(SHARD, task_id=task_id, caller=caller, result_ttl_s=10)
 
-    async def renew(self, worker: str, claim: Claim) -> int:
+    async def renew(self, worker: str, claim: Claim, max_task_ms: int = 60_000) -> int:
         script = self.client.register_script(script_text("renew"))
-        args = [worker, 100, claim.task_id, claim.attempt, claim.entry]
+        args = [worker, 100, 10, max_task_ms, claim.task_id, claim.attempt, claim.entry]
         return (await script(keys=[SHARD.queue("m")], args=args))[0]
 
     async def lapse(self) -> None:
@@ -360,6 +361,43 @@ async def test_a_pod_that_nobody_hears_is_struck_off(bench: Bench) -> None:
     await bench.append(row(claim, 1, "a"))
     fields = await bench.scripts.task_fields(SHARD, claim.task_id)
     assert fields["followers"] == ""
+
+
+async def test_an_answer_nobody_can_get_is_not_decoded_on(bench: Bench) -> None:
+    for orphan_s, outcome in ((0.05, ENDED), (0, 3)):
+        await bench.task(orphan_s=orphan_s)
+        (claim,) = await bench.claim("w1")
+        follow = {"task_id": claim.task_id, "caller": "ann", "after": 0, "count": 1}
+        await bench.scripts.follow(SHARD, pod="dead", **follow)
+        assert await bench.append(row(claim, 1, "a")) == [1]  # strikes the pod off
+        assert await bench.append(row(claim, 2, "b")) == [2]  # unheard from here
+        await asyncio.sleep(0.06)
+        assert await bench.append(row(claim, 3, "c")) == [outcome]
+    assert (await bench.stop(claim.task_id))[0] == "cancelled"
+
+
+async def test_a_pod_that_comes_back_keeps_its_task(bench: Bench) -> None:
+    await bench.task(orphan_s=0.05)
+    (claim,) = await bench.claim("w1")
+    follow = {"task_id": claim.task_id, "caller": "ann", "after": 0, "count": 1}
+    await bench.append(row(claim, 1, "a"))
+    await asyncio.sleep(0.06)
+    await bench.scripts.follow(SHARD, pod="back", **follow)
+    assert await bench.append(row(claim, 2, "b")) == [2]
+    assert await bench.append(row(claim, 3, "c")) == [3]
+
+
+async def test_a_task_has_a_longest_life(bench: Bench) -> None:
+    running = await bench.task()
+    (claim,) = await bench.claim("w1")
+    waiting = await bench.task()
+    await asyncio.sleep(0.01)
+    assert await bench.renew("w1", claim, max_task_ms=1) == ENDED
+    assert await bench.claim("w1", max_task_s=0) == []
+    for task_id in (running, waiting):
+        (last,) = await bench.log(task_id)
+        assert last.body["error"]["code"] == "deadline_exceeded"
+    assert await bench.queue_length() == 0
 
 
 async def test_follow_reads_from_any_number(bench: Bench) -> None:

@@ -45,6 +45,7 @@ async def create_chat_completion(
         messages=mapping.messages_of(body.messages),
         idempotency_key=request.headers.get("idempotency-key"),
         body=raw,
+        attached=True,
     )
     task_id, created = accepted.task_id, int(time.time())
     headers = {"x-task-id": task_id}

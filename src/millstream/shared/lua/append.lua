@@ -9,11 +9,20 @@
 -- An event the log has already is skipped; one that would leave a gap is not written, and the
 -- answer tells the worker from where to send again.
 local result_ttl_s = tonumber(ARGV[1])
+
+-- Whether a task whose answer belongs to a connection has lost it: its pod died, nobody came back.
+local function orphaned(id, orphan_ms)
+  local now = now_ms()
+  local since = tonumber(redis.call('HGET', task_key(id), 'unheard_since') or '')
+  if not since then redis.call('HSET', task_key(id), 'unheard_since', int(now)) end
+  return since and now - since >= orphan_ms
+end
+
 local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[2])) do
   local id, attempt, first = row[1], int(row[2]), row[4]
-  local state, owner, seq, tokens, followers = unpack(redis.call('HMGET', task_key(id),
-    'state', 'attempt', 'seq', 'tokens', 'followers'))
+  local state, owner, seq, tokens, followers, orphan_ms = unpack(redis.call('HMGET', task_key(id),
+    'state', 'attempt', 'seq', 'tokens', 'followers', 'orphan_ms'))
   if not state then
     answers[at] = -3
   elseif owner ~= attempt then
@@ -48,12 +57,17 @@ for at, row in ipairs(cmsgpack.unpack(ARGV[2])) do
         redis.call('HSET', task_key(id), 'seq', int(seq), 'tokens', int(tokens))
       end
       post(followers, message)
+      if (followers or '') == '' and orphan_ms ~= '0' and orphaned(id, tonumber(orphan_ms)) then
+        finish(id, read_task(id), 'cancelled', '', result_ttl_s)
+        answers[at] = -2
+        row[5] = ''
+      end
     end
     if row[5] ~= '' and last == seq then
       finish(id, read_task(id), row[5], row[6], result_ttl_s)
       seq = seq + 1
     end
-    answers[at] = seq
+    answers[at] = answers[at] or seq
   end
 end
 send_posts()

@@ -3,7 +3,7 @@
 -- is started in the same step, so nothing can be lost between the two.
 -- KEYS: queue
 -- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
---       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s
+--       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s, max_task_ms
 -- A worker that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
 -- -> {rows, waiting}; row: {id, attempt, entry, request, log entries}
@@ -13,6 +13,8 @@ local lease_ms, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6])
 local sweep, recover = ARGV[7] == '1', ARGV[8] == '1'
 local rung = ARGV[9] == '1'
 local live_ttl_s, result_ttl_s = ARGV[10], tonumber(ARGV[11])
+local max_task_ms = tonumber(ARGV[12])
+local now = now_ms()
 local rows = {}
 local held = pending(queue)
 redis.call('ZREM', idle_key(model), me)
@@ -65,7 +67,11 @@ end
 local function handle(entry, reclaimed)
   local id = entry[2][2]
   local task = read_task(id)
-  if task.state == 'queued' then
+  local unfinished = task.state == 'queued' or task.state == 'running'
+  if unfinished and now - task.created > max_task_ms then
+    task.entry = entry[1]
+    finish(id, task, 'failed', deadline_error(max_task_ms), result_ttl_s)
+  elseif task.state == 'queued' then
     start(id, task, entry[1])
   elseif task.state ~= 'running' then
     drop(entry[1]) -- expired, or ended already

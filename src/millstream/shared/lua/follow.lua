@@ -13,6 +13,7 @@ if pod ~= '' and (task[1] == 'queued' or task[1] == 'running') then
   local followers = task[5] or ''
   if without(followers, pod) == followers then
     redis.call('HSET', KEYS[1], 'followers', followers .. (followers == '' and '' or ' ') .. pod)
+    redis.call('HDEL', KEYS[1], 'unheard_since')
   end
 end
 return {'ok', task[1], task[3], task[4],

@@ -140,9 +140,15 @@ local function finish(id, task, kind, detail, result_ttl_s)
   post(task.followers, {id, tonumber(seq), kind, '', data})
 end
 
+local function deadline_error(max_task_ms)
+  return string.format('{"error": {"message": "The task had not ended after %d s.", '
+    .. '"type": "server_error", "param": null, "code": "deadline_exceeded"}}', max_task_ms / 1000)
+end
+
 local TASK_FIELDS = {
   'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
   'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released', 'last_error',
+  'created',
 }
 local function read_task(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))

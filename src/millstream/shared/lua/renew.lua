@@ -2,13 +2,19 @@
 -- Keep the leases of a worker's tasks. XCLAIM alone asks nobody who owns an entry, so a worker that
 -- woke up late would take it back: hence the look at the attempt.
 -- KEYS: queue
--- ARGV: worker, live_ttl_s, then id, attempt, entry of each task
+-- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id, attempt, entry of each task
 -- -> per task 1 renewed, -1 another attempt owns it, -2 it has ended or expired
+local result_ttl_s, max_task_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
+local now = now_ms()
 local answers = {}
-for at = 3, #ARGV, 3 do
+for at = 5, #ARGV, 3 do
   local id, attempt, entry = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker')
-  if task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1] then
+  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'created')
+  local ours = task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1]
+  if ours and now - task[4] > max_task_ms then
+    finish(id, read_task(id), 'failed', deadline_error(max_task_ms), result_ttl_s)
+    answers[#answers + 1] = -2
+  elseif ours then
     -- FORCE: after a loss of data the group may have been made anew, without its pending list.
     redis.call('XCLAIM', KEYS[1], GROUP, ARGV[1], 0, entry, 'FORCE', 'JUSTID')
     redis.call('EXPIRE', task_key(id), ARGV[2])
@@ -18,4 +24,5 @@ for at = 3, #ARGV, 3 do
     answers[#answers + 1] = task[1] == 'running' and -1 or -2
   end
 end
+send_posts()
 return answers

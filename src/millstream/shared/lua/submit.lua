@@ -1,7 +1,8 @@
 #!lua
 -- Accept a task, or say why not; all or nothing.
 -- KEYS: task, queue [, idempotency key]
--- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s
+-- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s, orphan_ms
+--       orphan_ms > 0: a running task that no pod has followed for so long is stopped
 -- -> {'queued', id, position, eta_ms} | {'known', id} | {'conflict', id} | {'full', retry_ms}
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
 local queue = KEYS[2]
@@ -20,7 +21,8 @@ if waiting >= tonumber(ARGV[5]) then
   return {'full', wait_ms(model, 1, running)}
 end
 redis.call('HSET', KEYS[1], 'request', ARGV[4], 'model', model, 'caller', caller,
-  'state', 'queued', 'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now_ms()))
+  'state', 'queued', 'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now_ms()),
+  'orphan_ms', ARGV[9])
 local entry = redis.call('XADD', queue, '*', 'task', id)
 redis.call('HSET', KEYS[1], 'entry', entry)
 redis.call('EXPIRE', KEYS[1], ARGV[6])
