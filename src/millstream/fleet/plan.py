@@ -24,11 +24,21 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process of the fleet: its name in the output, its command, and its own environment."""
+    """A process of the fleet: which subcommand, the how-manieth, and its own environment."""
 
-    name: str
-    command: Sequence[str]
+    kind: str
+    number: int
     environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What the person at the terminal reads."""
+        return f"{self.kind}-{self.number}"
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it."""
+        return [*_MILLSTREAM, self.kind]
 
 
 def parse_model(text: str, *, engine: str) -> Model:
@@ -75,8 +85,8 @@ def api_specs(
     }
     return [
         ProcessSpec(
-            f"api-{number}",
-            (*_MILLSTREAM, "api"),
+            "api",
+            number,
             {**environment, PREFIX + "PORT": str(port)},
         )
         for number, port in enumerate(ports)
@@ -91,8 +101,8 @@ def worker_specs(
     threads = _threads_each(len(served))
     return [
         ProcessSpec(
-            f"worker-{number}",
-            (*_MILLSTREAM, "worker"),
+            "worker",
+            number,
             {
                 **threads,
                 PREFIX + "REDIS_URL": redis_url,

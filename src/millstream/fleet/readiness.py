@@ -1,7 +1,5 @@
 """Turns the fleet's roster into what a waiting person reads: pure."""
 
-import json
-import shlex
 from collections.abc import Mapping, Sequence
 
 from millstream.shared.registry import WorkerInfo
@@ -52,27 +50,3 @@ def summary(names: Mapping[int, str], workers: Sequence[WorkerInfo]) -> str:
         if pid not in known or known[pid].state == WorkerState.STARTING
     ]
     return " · ".join(parts)
-
-
-def ready_text(urls: Sequence[str], *, model: str, state: str) -> str:
-    """What to do now, ready to paste."""
-    url = urls[0]
-    also = f" (also {', '.join(urls[1:])})" if len(urls) > 1 else ""
-    body = json.dumps(
-        {
-            "model": model,
-            "stream": True,
-            "temperature": 0,
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-        },
-        ensure_ascii=False,
-    )
-    return f"""
-Millstream is ready at {url}{also}
-
-  curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
-
-  Python: openai.OpenAI(base_url="{url}/v1", api_key="none")
-
-Ctrl-C stops it. {state}
-"""

@@ -21,6 +21,7 @@ DRAIN_MARGIN_S = 3.0
 """What a process may take on top of DRAIN_S to end its interpreter."""
 
 _SHOWN_LINES = 8
+_KILL_AGAIN_S = 0.2
 
 
 class Supervisor:
@@ -34,6 +35,7 @@ class Supervisor:
         self._screen = screen
         self._verbose = verbose
         self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
         self._process: Process | None = None
         self._ready_at: float | None = None
 
@@ -59,30 +61,18 @@ class Supervisor:
             MillstreamError: it ends for a reason that stays.
         """
         backoff = Backoff()
-        while not self._stopping.is_set():
-            process = await self._start()
-            code = await process.wait()
-            # What it forked and left behind holds ports and memory that the next one needs.
-            process.kill()
-            self._guard.forget(process.pid)
-            if self._stopping.is_set():
-                return
-            if code == HOPELESS:
-                raise MillstreamError(f"{self.spec.name} cannot start: {_reason(process)}")
-            ready_for_s = time.monotonic() - self._ready_at if self._ready_at is not None else 0.0
-            wait_s = backoff.after(ready_for_s)
-            self._report(process, code, wait_s)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), wait_s)
+        try:
+            while not self._stopping.is_set():
+                await self._run_once(backoff)
+        finally:
+            self._ended.set()
 
     async def stop(self, *, drain_s: float, force: asyncio.Event) -> None:
         """Let the process drain and wait for its end; with `force`, or too late, kill it."""
         self._stopping.set()
-        if self._process is None or not self._process.running:
-            return
-        process = self._process
-        process.terminate()
-        ended = asyncio.create_task(process.wait())
+        if self._process is not None:
+            self._process.terminate()
+        ended = asyncio.create_task(self._ended.wait())
         forced = asyncio.create_task(force.wait())
         await asyncio.wait(
             {ended, forced},
@@ -90,11 +80,38 @@ class Supervisor:
             return_when=asyncio.FIRST_COMPLETED,
         )
         forced.cancel()
-        if not ended.done():
-            if not force.is_set():
-                self._screen.warn(f"{self.spec.name} did not drain in {drain_s:g} s and is killed")
-            process.kill()
-        await ended
+        if not ended.done() and not force.is_set():
+            self._screen.warn(f"{self.spec.name} did not drain in {drain_s:g} s and is killed")
+        while not ended.done():
+            # Again, since it may just be starting.
+            if self._process is not None:
+                self._process.kill()
+            await asyncio.wait({ended}, timeout=_KILL_AGAIN_S)
+
+    async def _run_once(self, backoff: Backoff) -> None:
+        try:
+            process = await self._start()
+        except OSError as error:  # no room for another process, which may pass
+            await self._pause(f"cannot be started ({error.strerror})", backoff.after(0))
+            return
+        code = await process.wait()
+        # What it forked and left behind holds ports and memory that the next one needs.
+        process.kill()
+        self._guard.forget(process.pid)
+        if self._stopping.is_set():
+            return
+        if code == HOPELESS:
+            raise MillstreamError(f"{self.spec.name} cannot start: {_reason(process)}")
+        ready_for_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+        if not self.ready:
+            for line in list(process.tail)[-_SHOWN_LINES:]:
+                self._screen.child_line(self.spec.name, line)
+        await self._pause(how_it_ended(code), backoff.after(ready_for_s))
+
+    async def _pause(self, what: str, wait_s: float) -> None:
+        self._screen.warn(f"{self.spec.name} {what}; it is started again in {wait_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), wait_s)
 
     async def _start(self) -> Process:
         self._ready_at = None
@@ -114,14 +131,6 @@ class Supervisor:
         if self._stopping.is_set():
             process.terminate()
         return process
-
-    def _report(self, process: Process, code: int, wait_s: float) -> None:
-        self._screen.warn(
-            f"{self.spec.name} {how_it_ended(code)}; it is started again in {wait_s:g} s"
-        )
-        if not self.ready:
-            for line in list(process.tail)[-_SHOWN_LINES:]:
-                self._screen.child_line(self.spec.name, line)
 
 
 def how_it_ended(code: int) -> str:

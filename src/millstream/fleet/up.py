@@ -1,34 +1,24 @@
 """`millstream up`: a whole fleet on this machine, and nothing of it left behind."""
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
-import socket
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
-from urllib.parse import urlsplit
 
+from millstream.fleet.announcement import ready_text
 from millstream.fleet.embedded import EmbeddedValkey
 from millstream.fleet.guard import Guard
 from millstream.fleet.plan import Model, api_specs, choose_models, worker_specs
 from millstream.fleet.ports import choose_ports, url_of
-from millstream.fleet.readiness import Progress, ready_text, summary
 from millstream.fleet.screen import Screen
 from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.fleet.supervisor import Supervisor
-from millstream.shared.connection import is_transient, open_redis
 from millstream.shared.errors import MillstreamError
-from millstream.shared.registry import WorkerInfo, read_apis, read_workers
-from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
-from millstream.shared.states import WorkerState
-
-_POLL_S = 0.25
-# Once all are ready, the roster only tells that a process started again has become so.
-_CALM_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +121,23 @@ class Fleet:
             self._spawn(supervisor.run())
         self._screen.say(_plan_text(models, apis=options.apis, workers=options.workers))
         urls = [url_of(settings.host, port) for port in ports]
-        self._spawn(self._watch(redis_url, urls))
+
+        def announce(model: str) -> None:
+            kept = f"in {self._state.path}" if self._state else "in Redis"
+            self._screen.say(ready_text(urls, model=model, state=f"Tasks are kept {kept}."))
+
+        # The client library takes a quarter of a second to import; the children use it meanwhile.
+        watching = await asyncio.to_thread(import_module, "millstream.fleet.watch")
+        self._spawn(
+            watching.watch(
+                redis_url,
+                supervisors=self._supervisors,
+                screen=self._screen,
+                lease_s=settings.lease_s,
+                url=urls[0],
+                announce=announce,
+            )
+        )
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in done:
             task.result()
@@ -158,52 +164,6 @@ class Fleet:
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(coroutine))
-
-    async def _watch(self, redis_url: str, urls: Sequence[str]) -> None:
-        """Tell how the fleet does, from what its processes say in the roster."""
-        progress = Progress()
-        announced = False
-        async with open_redis(redis_url, pool_size=2) as client:
-            scripts = Scripts(client)
-            while True:
-                workers = await self._read_roster(scripts)
-                names = {item.pid: item.spec.name for item in self._supervisors if item.pid}
-                waiting = {pid: name for pid, name in names.items() if name.startswith("worker")}
-                for state, line in progress.news(waiting, workers):
-                    if state != WorkerState.STARTING or not self._screen.moving:
-                        self._screen.say(line)
-                self._screen.working(summary(waiting, workers))
-                first = next((item for item in workers if item.state == WorkerState.READY), None)
-                if not announced and first is not None and await _takes_work(urls[0]):
-                    announced = True
-                    self._announce(urls, first.model)
-                calm = announced and all(item.ready for item in self._supervisors)
-                await asyncio.sleep(_CALM_POLL_S if calm else _POLL_S)
-
-    async def _read_roster(self, scripts: Scripts) -> list[WorkerInfo]:
-        """Our workers in the roster; also notes which of our processes have become ready."""
-        host = socket.gethostname()
-        lease_s = self._settings.lease_s
-        pids = {item.pid: item for item in self._supervisors if item.pid}
-        try:
-            apis = await read_apis(scripts, lease_s=lease_s)
-            workers = await read_workers(scripts, lease_s=lease_s)
-        except Exception as error:
-            if is_transient(error):
-                return []
-            raise
-        ours = [item for item in workers if item.host == host and item.pid in pids]
-        for api in apis:
-            if api.host == host and api.pid in pids:
-                pids[api.pid].mark_ready()
-        for worker in ours:
-            if worker.state == WorkerState.READY:
-                pids[worker.pid].mark_ready()
-        return ours
-
-    def _announce(self, urls: Sequence[str], model: str) -> None:
-        kept = f"Tasks are kept in {self._state.path}." if self._state else "Tasks stay in Redis."
-        self._screen.say(ready_text(urls, model=model, state=kept))
 
     async def _take_down(self) -> None:
         """End the processes in order: workers and pods drain, then the database stops."""
@@ -232,18 +192,3 @@ def _plan_text(models: Sequence[Model], *, apis: int, workers: int) -> str:
         f"{workers * len(models)} {'worker' if workers * len(models) == 1 else 'workers'} "
         f"for {names}"
     )
-
-
-async def _takes_work(url: str) -> bool:
-    """Whether the pod says that it is ready."""
-    parts = urlsplit(url)
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
-                head = f"GET /ready HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
-                writer.write(head.encode())
-                return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    return False

@@ -3,7 +3,8 @@
 import json
 import shlex
 
-from millstream.fleet.readiness import Progress, ready_text, summary
+from millstream.fleet.announcement import ready_text
+from millstream.fleet.readiness import Progress, summary
 from millstream.shared.registry import WorkerInfo
 from millstream.shared.states import WorkerState
 
