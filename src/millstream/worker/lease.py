@@ -60,7 +60,6 @@ class LeaseKeeper(threading.Thread):
         jobs: The jobs at this moment, callable from here.
         health: The engine's health, callable from here.
         describe: The worker's heartbeat, callable from here.
-        clock: Told of renewals.
         on_lost: Called on the event loop with jobs that are no longer ours and why (STALE, ENDED).
         on_engine_failed: Called on the event loop, once, when the engine is dead or hangs.
     """
@@ -73,7 +72,6 @@ class LeaseKeeper(threading.Thread):
         jobs: Callable[[], list[Job]],
         health: Callable[[], EngineHealth],
         describe: Callable[[], WorkerInfo],
-        clock: LeaseClock,
         on_lost: Callable[[list[tuple[Job, int]]], None],
         on_engine_failed: Callable[[str], None],
     ) -> None:
@@ -85,7 +83,7 @@ class LeaseKeeper(threading.Thread):
         self._jobs = jobs
         self._health = health
         self._describe = describe
-        self._clock = clock
+        self.clock = LeaseClock(settings.lease_s)
         self._on_lost = on_lost
         self._on_engine_failed = on_engine_failed
         self._loop = asyncio.get_running_loop()
@@ -166,7 +164,7 @@ class LeaseKeeper(threading.Thread):
         if lost:
             # Before the publisher may go on: what moved on meanwhile is not ours to write.
             self._loop.call_soon_threadsafe(self._on_lost, lost)
-        self._clock.renewed(sent_at)
+        self.clock.renewed(sent_at)
 
     def _engine_fault(self, now: float) -> str | None:
         health = self._health()

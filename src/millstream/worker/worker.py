@@ -19,7 +19,7 @@ from millstream.worker.control import control_subscription
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
 from millstream.worker.engines.registry import create_engine
 from millstream.worker.job import Job, Limits
-from millstream.worker.lease import LeaseClock, LeaseKeeper
+from millstream.worker.lease import LeaseKeeper
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
 from millstream.worker.shutdown import Shutdown
@@ -67,89 +67,96 @@ class Worker:
         Raises:
             SettingsError: the model cannot be loaded as set.
         """
-        settings = self._settings
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(open_redis(settings.redis_url))
-            scripts = Scripts(client)
-            clock = LeaseClock(settings.lease_s)
-            lease = LeaseKeeper(
-                open_blocking_redis(settings.redis_url),
-                settings=settings,
-                jobs=self._jobs,
-                health=self._health,
-                describe=self._describe,
-                clock=clock,
-                on_lost=self._on_lost,
-                on_engine_failed=self._on_engine_failed,
-            )
-            lease.start()
+            client = await stack.enter_async_context(open_redis(self._settings.redis_url))
+            lease = self._start_lease()
             stack.push_async_callback(asyncio.to_thread, lease.close)
-
-            started = asyncio.create_task(self._engine.start(self._on_step), name="load model")
-            if not await self._shutdown.first(started):
-                return (
-                    0  # told to stop while loading; the process's end frees the half-loaded model
-                )
-            self._info = info = started.result()
-            stack.push_async_callback(self._engine.stop)
-
-            publisher = self._publisher = Publisher(
-                scripts,
-                model=settings.model_name,
-                result_ttl_s=settings.result_ttl_s,
-                lease=clock,
-                on_gone=self._drop,
-            )
-
-            def on_engine_error(job: Job, reason: str) -> None:
-                self._give_back(scripts, consumer, job, reason)
-
-            runner = self._runner = Runner(
-                self._engine,
-                Limits(info.context_length, settings.max_tokens_limit),
-                on_unwritten=publisher.mark,
-                on_engine_error=on_engine_error,
-                on_room=lambda: consumer.ring(sweep=False),
-            )
-            stack.callback(runner.close)
-            consumer = Consumer(scripts, runner, settings, worker_id=self.id)
-            self._state = WorkerState.READY
-            self._note = ""
-            lease.beat_now()
-            logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
-
-            control = control_subscription(
-                settings.redis_url,
-                worker_id=self.id,
-                shards=settings.shards,
-                on_bell=consumer.ring,
-                on_stop=self._on_stop,
-            )
-            background = [
-                asyncio.create_task(publisher.run(), name="publisher"),
-                asyncio.create_task(control.run(), name="control"),
-            ]
-            claiming = asyncio.create_task(consumer.run(), name="consumer")
-            try:
-                await self._shutdown.first(claiming, *background)
-                self._state = (
-                    WorkerState.DRAINING if self._engine_fault is None else WorkerState.STALLED
-                )
-                lease.beat_now()
-                consumer.stop()
-                async with asyncio.timeout(settings.drain_s):
-                    await claiming
-                    await self._hand_over(scripts, runner, publisher)
-            except TimeoutError:
-                logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
-            finally:
-                for task in (claiming, *background):
-                    task.cancel()
-                await asyncio.gather(claiming, *background, return_exceptions=True)
-            for task in (claiming, *background):
-                if not task.cancelled() and (error := task.exception()):
-                    raise error
+            loading = asyncio.create_task(self._engine.start(self._on_step), name="load model")
+            if not await self._shutdown.first(loading):
+                return 0  # the process's end frees the half-loaded model
+            self._info = loading.result()
+            stack.push_async_callback(self._stop_engine)
+            await self._work(Scripts(client), lease, self._info)
         return 0 if self._engine_fault is None else 1
+
+    def _start_lease(self) -> LeaseKeeper:
+        """Begin to beat before the model is loaded: the fleet sees that a worker is coming."""
+        lease = LeaseKeeper(
+            open_blocking_redis(self._settings.redis_url),
+            settings=self._settings,
+            jobs=self._jobs,
+            health=self._health,
+            describe=self._describe,
+            on_lost=self._on_lost,
+            on_engine_failed=self._on_engine_failed,
+        )
+        lease.start()
+        return lease
+
+    async def _work(self, scripts: Scripts, lease: LeaseKeeper, info: EngineInfo) -> None:
+        """Claim, run and publish until told to stop, then hand over."""
+        settings = self._settings
+        publisher = self._publisher = Publisher(
+            scripts,
+            model=settings.model_name,
+            result_ttl_s=settings.result_ttl_s,
+            lease=lease.clock,
+            on_gone=self._drop,
+        )
+
+        def on_engine_error(job: Job, reason: str) -> None:
+            self._give_back(scripts, consumer, job, reason)
+
+        runner = self._runner = Runner(
+            self._engine,
+            Limits(info.context_length, settings.max_tokens_limit),
+            on_unwritten=publisher.mark,
+            on_engine_error=on_engine_error,
+            on_room=lambda: consumer.ring(sweep=False),
+        )
+        consumer = Consumer(scripts, runner, settings, worker_id=self.id)
+        control = control_subscription(
+            settings.redis_url,
+            worker_id=self.id,
+            shards=settings.shards,
+            on_bell=consumer.ring,
+            on_stop=self._on_stop,
+        )
+        claiming = asyncio.create_task(consumer.run(), name="consumer")
+        background = [
+            claiming,
+            asyncio.create_task(publisher.run(), name="publisher"),
+            asyncio.create_task(control.run(), name="control"),
+        ]
+        self._enter(WorkerState.READY, lease)
+        logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
+        try:
+            await self._shutdown.first(*background)
+            failed = self._engine_fault is not None
+            self._enter(WorkerState.STALLED if failed else WorkerState.DRAINING, lease)
+            consumer.stop()
+            async with asyncio.timeout(settings.drain_s):
+                await claiming
+                await self._hand_over(scripts, runner, publisher)
+        except TimeoutError:
+            logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
+        finally:
+            for task in background:
+                task.cancel()
+            results = await asyncio.gather(*background, return_exceptions=True)
+            runner.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _enter(self, state: WorkerState, lease: LeaseKeeper) -> None:
+        self._state = state
+        self._note = ""
+        lease.beat_now()
+
+    async def _stop_engine(self) -> None:
+        self._runner = None  # nobody is to take the engine's end for a fault
+        await self._engine.stop()
 
     async def _hand_over(self, scripts: Scripts, runner: Runner, publisher: Publisher) -> None:
         """Write what has been generated, then let another worker go on at once."""
