@@ -169,7 +169,8 @@ class Fleet:
         """End the processes in order: workers and pods drain, then the database stops."""
         if self._supervisors:
             self._screen.working("")
-            self._screen.say("Stopping: what runs is kept for the next start. (Again: at once.)")
+            asked = ": what runs is kept for the next start. (Again: at once.)"
+            self._screen.say(f"Stopping{asked if self._stop.is_set() else ''}")
         drain_s = self._settings.drain_s
         await asyncio.gather(
             *(item.stop(drain_s=drain_s, force=self._force) for item in self._supervisors)
