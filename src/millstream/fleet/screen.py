@@ -1,6 +1,7 @@
 """What the person at the terminal sees: whole lines, and while something loads, what it does."""
 
 import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, TextIO
 
@@ -67,9 +68,13 @@ class Screen:
             self._status = None
 
     def _write(self, text: str, stream: TextIO, style: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        try:
             if self._console is not None:
                 self._console.print(text, style=style, soft_wrap=True)
             else:
                 stream.write(text + "\n")
                 stream.flush()
+        except OSError:
+            # What is left in the buffer would fail again, and the last time when Python ends.
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
