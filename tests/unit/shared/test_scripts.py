@@ -1,4 +1,4 @@
-"""Every atomic step on a real Valkey: what it does, what it refuses, and that it can be repeated."""
+"""Every atomic step on a real Valkey: what it does, what it refuses, and that it may repeat."""
 
 import asyncio
 from typing import Any

@@ -90,7 +90,7 @@ if recover then -- an answer to an earlier claim was lost: what we own, under th
   end
 end
 
-if sweep and held > 0 then
+if sweep and held > 0 and #rows < free then
   local cursor, rounds = '0-0', 0
   repeat
     local answer = redis.call('XAUTOCLAIM', queue, GROUP, me, lease_ms, cursor,

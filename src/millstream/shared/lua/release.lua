@@ -4,6 +4,7 @@
 -- ARGV: worker, model, lease_ms, blame ('': none; else why the loss counts against the tasks),
 --       then id, attempt, entry of each task
 -- -> how many were ours to give
+pending(KEYS[1]) -- makes the group where it is missing
 local given = 0
 redis.call('ZREM', idle_key(ARGV[2]), ARGV[1])
 for at = 5, #ARGV, 3 do

@@ -4,6 +4,7 @@
 -- KEYS: queue
 -- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id, attempt, entry of each task
 -- -> per task 1 renewed, -1 another attempt owns it, -2 it has ended or expired
+pending(KEYS[1]) -- makes the group where it is missing
 local result_ttl_s, max_task_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = now_ms()
 local answers = {}
