@@ -60,6 +60,8 @@ class Claim:
     entry: str
     request: bytes
     log: list[Event]
+    suspect: bool = False
+    """One more loss without progress would end it; a worker runs one such task at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ class Scripts:
         result_ttl_s: int,
         max_task_s: int,
         sweep: bool,
+        suspects: int = 0,
         recover: bool = False,
         rung: bool = False,
     ) -> tuple[list[Claim], int]:
@@ -214,10 +217,11 @@ class Scripts:
                 live_ttl_s,
                 result_ttl_s,
                 max_task_s * 1000,
+                suspects,
             ],
         )
         claims = [
-            Claim(row[0].decode(), row[1], row[2].decode(), row[3], decode_log(row[4]))
+            Claim(row[0].decode(), row[1], row[2].decode(), row[3], decode_log(row[4]), row[5] == 1)
             for row in rows
         ]
         return claims, waiting

@@ -96,6 +96,7 @@ class Consumer:
                 live_ttl_s=settings.live_ttl_s,
                 result_ttl_s=settings.result_ttl_s,
                 max_task_s=settings.max_task_s,
+                suspects=self._runner.suspects,
                 sweep=sweep,
                 recover=recover,
                 rung=rung,

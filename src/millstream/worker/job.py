@@ -38,7 +38,9 @@ class Job:
         self.request = request
         self.request_id = f"{claim.task_id}:{claim.attempt}"
         self.prompt_tokens = 0
-        self.written = len(claim.log)
+        self._suspect = claim.suspect
+        self._inherited = len(claim.log)
+        self.written = self._inherited
         """Events known to be in the log."""
         self.outcome = ""
         """'' while it goes on, then the terminal state it will end in."""
@@ -120,6 +122,11 @@ class Job:
         """End the task as failed by a fault of ours that another attempt would meet too."""
         self.outcome = TaskState.FAILED
         self._detail = error_data(message, code="internal_error", kind="server_error")
+
+    @property
+    def suspect(self) -> bool:
+        """Whether the task may be what took its last workers down; progress clears it."""
+        return self._suspect and self.written == self._inherited
 
     @property
     def unwritten(self) -> bool:

@@ -55,6 +55,11 @@ class Runner:
         """How many slots are taken."""
         return len(self._jobs)
 
+    @property
+    def suspects(self) -> int:
+        """How many jobs may be what takes workers down: they have made no progress since."""
+        return sum(job.suspect for job in self._jobs.values())
+
     def jobs(self) -> list[Job]:
         """The jobs at this moment; safe to call from any thread."""
         return list(self._jobs.values())

@@ -243,6 +243,25 @@ async def test_losses_without_progress_end_a_task(bench: Bench) -> None:
     assert await bench.queue_length() == 0
 
 
+async def test_a_worker_runs_one_suspect_at_a_time(bench: Bench) -> None:
+    tasks = {await bench.task() for _ in range(3)}
+    for worker in ("w1", "w2"):
+        claims = await bench.claim(worker)
+        assert [claim.suspect for claim in claims] == [False] * 3
+        await bench.lapse()
+    (first,) = await bench.claim("w3")
+    assert first.suspect
+    assert await bench.claim("w3", suspects=1) == []
+    (second,) = await bench.claim("w4")
+    # The poison takes w3 down and ends itself alone; the others go on, one after another.
+    assert await bench.append(row(second, 1, "a")) == [1]
+    await bench.lapse()
+    claims = await bench.claim("w5", sweep=True)
+    assert {claim.task_id for claim in claims} == tasks - {first.task_id}
+    assert sorted(claim.suspect for claim in claims) == [False, True]
+    assert await bench.state(first.task_id) == "failed"
+
+
 async def test_progress_clears_the_blame(bench: Bench) -> None:
     await bench.task()
     for attempt in range(1, 8):

@@ -3,10 +3,13 @@
 -- is started in the same step, so nothing can be lost between the two.
 -- KEYS: queue
 -- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
---       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s, max_task_ms
+--       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s, max_task_ms,
+--       suspects running here
 -- A worker that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
--- -> {rows, waiting}; row: {id, attempt, entry, request, log entries}
+-- -> {rows, waiting}; row: {id, attempt, entry, request, log entries, suspect (0|1)}
+-- A task that one more loss without progress would end is a suspect until it makes progress. A
+-- worker runs one suspect at a time, so that a poison task ends itself and not those it met.
 local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
 local free, running = tonumber(ARGV[3]), tonumber(ARGV[4])
 local lease_ms, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -15,6 +18,7 @@ local rung = ARGV[9] == '1'
 local live_ttl_s, result_ttl_s = ARGV[10], tonumber(ARGV[11])
 local max_task_ms = tonumber(ARGV[12])
 local now = now_ms()
+local suspects = tonumber(ARGV[13])
 local rows = {}
 local held = pending(queue)
 redis.call('ZREM', idle_key(model), me)
@@ -29,6 +33,7 @@ local function give(id, task, entry)
   redis.call('EXPIRE', log_key(id), live_ttl_s)
   rows[#rows + 1] = {
     id, tonumber(task.attempt), entry, task.request, redis.call('XRANGE', log_key(id), '-', '+'),
+    (tonumber(task.lost or 0) >= max_attempts - 1 and task.lost_seq == task.seq) and 1 or 0,
   }
 end
 
@@ -50,7 +55,15 @@ local function take_over(id, task, entry)
       redis.call('EXPIRE', dead_key(model), 30 * 86400)
       return
     end
-    redis.call('HSET', task_key(id), 'lost', int(lost), 'lost_seq', task.seq)
+    if lost == max_attempts - 1 then
+      if suspects > 0 then -- not here; its lease stays lapsed, for whoever has room for it
+        redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'IDLE', lease_ms, 'JUSTID')
+        return
+      end
+      suspects = suspects + 1
+    end
+    task.lost, task.lost_seq = int(lost), task.seq
+    redis.call('HSET', task_key(id), 'lost', task.lost, 'lost_seq', task.seq)
   end
   task.attempt = int(task.attempt + 1)
   redis.call('HSET', task_key(id), 'attempt', task.attempt, 'worker', me, 'released', '0')
