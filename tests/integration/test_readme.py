@@ -167,7 +167,7 @@ def test_what_starts_a_fleet_is_spelled_right() -> None:
     assert options is not None
     up = cli.commands["up"].make_context("up", options[1].split())
     assert isinstance(up, click.Context)
-    names = [model.name for model in choose_models(up.params["models"], Settings(_env_file=None))]
+    names = [model.name for model in choose_models(up.params["models"], Settings.model_construct())]
     assert (names, up.params["workers"]) == (["small", "large"], 2)
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
     assert "worker" in compose["services"]
