@@ -119,20 +119,17 @@ async def test_a_given_redis_is_used(tmp_path: Path, redis_url: str) -> None:
         await up.nothing_left()
 
 
-async def test_a_given_redis_may_stand_in_the_env_file(tmp_path: Path, redis_url: str) -> None:
+async def test_a_redis_given_by_the_env_file_that_evicts_is_used_and_warned_of(
+    tmp_path: Path, redis_url: str
+) -> None:
     (tmp_path / ".env").write_text(f"MILLSTREAM_REDIS_URL={redis_url}\n")
-    async with UpProcess(tmp_path) as up:
-        await up.ready()
-        assert up.valkeys == []
-
-
-async def test_a_given_redis_that_evicts_is_named(tmp_path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            async with UpProcess(tmp_path, redis_url=redis_url) as up:
+            async with UpProcess(tmp_path) as up:
                 await up.says("maxmemory-policy allkeys-lru", error=True)
                 await up.ready()
+                assert up.valkeys == []
         finally:
             client.config_set("maxmemory-policy", "noeviction")
 

@@ -136,6 +136,17 @@ def marked(mark: str) -> set[int]:
     return found
 
 
+def guarded(mark: str) -> bool:
+    """Whether a guard of this mark lives, which will end its fleet (Linux; true elsewhere)."""
+    if not _LINUX:
+        return True
+    for pid in marked(mark):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as words:
+            if b"guard" in words.read().split(b"\0"):
+                return True
+    return False
+
+
 def alive(pid: int) -> bool:
     """Whether the process still runs; a zombie that nobody waits for does not."""
     if _LINUX:

@@ -20,6 +20,8 @@ from millstream.shared.errors import MillstreamError
 
 # The guard of a fleet whose parent was killed takes its grace, and the database its own time.
 _LEAVE_S = 8.0
+# A Valkey whose guard was killed was told to end by the kernel.
+_FLUSH_S = 2.0
 _POLL_S = 0.05
 # sockaddr_un has room for 104 bytes on macOS and 108 on Linux, with a zero at the end.
 _LONGEST_SOCKET_PATH = 103
@@ -94,11 +96,12 @@ class StateFolder:
         """
         lock = os.open(self.path / "valkey.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            if await _lock_within(lock, _LEAVE_S):
+            limit_s = _LEAVE_S if lifeline.guarded(self.mark) else _FLUSH_S
+            if await _lock_within(lock, limit_s):
                 return lock
             # Its guard is gone or stuck. A killed Valkey loses nothing that the kernel has.
             await self.end_leftovers()
-            if await _lock_within(lock, _LEAVE_S / 4):
+            if await _lock_within(lock, _FLUSH_S):
                 return lock
         except BaseException:
             os.close(lock)

@@ -41,6 +41,7 @@ async def test_a_lock_is_free_when_its_last_holder_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millstream.fleet.state_folder._LEAVE_S", 0.1)
+    monkeypatch.setattr("millstream.fleet.state_folder._FLUSH_S", 0.1)
     state = StateFolder(tmp_path)
     lock = await state.lock_database()
     inherited = os.dup(lock)
