@@ -28,6 +28,7 @@ from millstream.shared.settings import Settings
 MODEL = "smollm2-135m-instruct"
 EXAMPLES = blocks(README.read_text("utf-8"), "sh", "python", "js")
 RUN = [block for block in EXAMPLES if ADDRESS in block.text]
+API_EXAMPLES = blocks((ROOT / "docs" / "api.md").read_text("utf-8"), "sh")
 # What starts a fleet is not started here once more; its words are checked below.
 NOT_RUN = [block for block in EXAMPLES if ADDRESS not in block.text]
 
@@ -119,6 +120,17 @@ async def test_each_example_runs_as_it_stands(block: Block, url: str, tmp_path: 
         assert whole.startswith(f"{streamed} CompletionUsage(completion_tokens=64")
     else:
         assert len(output.split()) == 64
+
+
+@on_one_loop
+@pytest.mark.parametrize("block", API_EXAMPLES, ids=lambda block: block.name)
+async def test_each_example_of_the_api_is_answered_as_it_says(
+    block: Block, url: str, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    (said,) = (other for other in blocks(page, "json") if block.line < other.line < block.line + 12)
+    answer = json.loads(await run(block, url, tmp_path))
+    assert list(answer) == list(json.loads(said.text))
 
 
 def check_left_and_resumed(output: str) -> None:
