@@ -12,10 +12,12 @@ What differs from the library's own classes, and why:
 It leans on internals of transformers 5.24, which pyproject.toml pins.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
@@ -27,7 +29,12 @@ from transformers.generation.continuous_batching.continuous_api import (
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
 from transformers.generation.continuous_batching.requests import RequestState, RequestStatus
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+from transformers.utils.import_utils import (
+    is_flash_attn_2_available,
+    is_flash_attn_3_available,
+)
 
+from millstream.worker.engines import transformers_attention
 from millstream.worker.engines.base import GenerationRequest
 from millstream.worker.engines.transformers_memory import CachePlan
 from millstream.worker.engines.transformers_sampling import (
@@ -37,7 +44,29 @@ from millstream.worker.engines.transformers_sampling import (
     stream_key,
 )
 
+logger = logging.getLogger(__name__)
+
 _SCHEDULER = "millstream"
+
+
+def use_flash(model: PreTrainedModel) -> bool:
+    """Switch a model on a GPU to flash attention, if its package is installed; whether it has it.
+
+    The library would also fetch kernels from the hub; a worker starts without a network.
+    """
+    if "flash" in str(model.config._attn_implementation):
+        return True
+    if (
+        model.device.type != "cuda"
+        or model.dtype not in (torch.bfloat16, torch.float16)
+        or not model._supports_flash_attn
+    ):
+        return False
+    for version, is_available in (3, is_flash_attn_3_available), (2, is_flash_attn_2_available):
+        if is_available():
+            model.set_attn_implementation(f"flash_attention_{version}")
+            return True
+    return False
 
 
 class Generation:
@@ -173,6 +202,7 @@ class BatchingManager(ContinuousBatchingManager):
         max_concurrent: int,
         eos_token_ids: tuple[int, ...],
     ) -> None:
+        transformers_attention.install()
         super().__init__(
             model=model,  # type: ignore[arg-type]
             generation_config=GenerationConfig(do_sample=False, eos_token_id=list(eos_token_ids)),
@@ -182,17 +212,17 @@ class BatchingManager(ContinuousBatchingManager):
                 max_batch_tokens=plan.batch_tokens,
                 max_requests_per_batch=max_concurrent,
                 max_memory_percent=1.0,  # the plan has seen to it
+                auto_switch_to_flash=False,  # `use_flash` did, before the plan
                 scheduler_type=_SCHEDULER,
             ),
         )
         resolved = self.continuous_batching_config
         self.logit_processor = PositionKeyedSampling(
-            on_device=model.device.type != "cpu",
+            on_device=model.device.type == "cuda",
             replayed=bool(resolved.use_async_batching or any(resolved.cuda_graph_booleans)),
         )
         self._eos_token_ids = list(eos_token_ids)
         self._on_end: Callable[[], None] | None = None
-        self._steps_before = 0
 
     @property
     def steps(self) -> int:
@@ -265,6 +295,10 @@ class BatchingManager(ContinuousBatchingManager):
         self._wake_up_loop.set()
         self.stop(block=True, timeout=timeout, hard_stop=True)
         return self._generation_thread is None
+
+    def _handle_critical_error(self, error: Exception, batch_processor: Any) -> None:
+        logger.error("a step failed, and with it the engine", exc_info=error)
+        super()._handle_critical_error(error, batch_processor)
 
     def _run_generation_loop(self, use_inference_mode: bool) -> None:
         try:

@@ -134,14 +134,12 @@ class TransformersEngine:
     def _load(self) -> EngineInfo:
         """Everything that takes long; runs in a thread of its own."""
         settings = self._settings
-        settings.on_progress("starting torch")
-        import torch
-
+        settings.on_progress("starting torch")  # which the first of these imports does
         from millstream.worker.engines import (
             transformers_batching as batching,
             transformers_memory as memory,
         )
-        from millstream.worker.engines.transformers_source import load_model
+        from millstream.worker.engines.transformers_source import describe_numerics, load_model
         from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 
         loaded = load_model(settings)
@@ -153,7 +151,7 @@ class TransformersEngine:
                 dtype=model.dtype,
                 device=model.device,
                 max_concurrent=settings.max_concurrent,
-                flash="flash" in str(config._attn_implementation),
+                flash=batching.use_flash(model),
                 available_bytes=memory.available_memory(model.device),
                 cache_tokens=self._cache_tokens,
             )
@@ -176,13 +174,11 @@ class TransformersEngine:
         self._context_length = min(limit, manager.longest_request)
         self._tokenizer = TransformersTokenizer(loaded.tokenizer)
         self._manager = manager
-        dtype = str(model.dtype).removeprefix("torch.")
         return EngineInfo(
             vocabulary_size=self._vocabulary_size,
             context_length=self._context_length,
             cache_tokens=plan.cache_tokens,
-            numerics=f"{model.device.type}/{dtype}/{config._attn_implementation}"
-            f"/torch-{torch.__version__.partition('+')[0]}",
+            numerics=describe_numerics(model),
         )
 
     def _begin(self, manager: "BatchingManager") -> None:

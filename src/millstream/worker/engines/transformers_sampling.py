@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
-from transformers.generation.continuous_batching.requests import FutureRequestState
+from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -122,7 +122,7 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
     number a request, and a draw takes five.
 
     Args:
-        on_device: Draw on the device of the scores; False draws on the CPU, which must be theirs.
+        on_device: Draw on the device of the scores; False draws on the CPU.
         replayed: Whether a call may be recorded and run again with other arguments (CUDA graphs),
             or run while the next batch is prepared (asynchronous batching).
     """
@@ -143,7 +143,7 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
         self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
     ) -> torch.Tensor:
         """Note how to draw for the requests that get a token, in the order of their rows."""
-        draws = [r.state.draw() for r in requests_in_batch if r.has_new_token]  # type: ignore[attr-defined]
+        draws = [_draw_of(r.state) for r in requests_in_batch if r.has_new_token]
         self._draws = draws
         if self._on_device and (self._replayed or any(draws)):
             rows = [draw or Draw(0.0, 0, 1.0, 0) for draw in draws]
@@ -167,12 +167,19 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
         if not self._replayed and not any(self._draws):
             return scores
         if not self._on_device:
-            mark_choices(scores, self._draws)
-            return scores
+            host = scores.cpu()  # itself, on a CPU
+            mark_choices(host, self._draws)
+            return host.to(scores.device)
         high, low, top_k = logits_processor_args[:3, : scores.shape[0]]
         temperature, top_p = logits_processor_args[3:, : scores.shape[0]].view(torch.float32)
         key = (high.long() << 32) | (low.long() & 0xFFFFFFFF)
         return scores.scatter(1, choose(scores, temperature, top_k, top_p, key), torch.inf)
+
+
+def _draw_of(state: RequestState) -> Draw | None:
+    """How a request draws; the library's own requests, with which it warms up, are greedy."""
+    draw = getattr(state, "draw", None)
+    return draw() if draw is not None else None
 
 
 def _mix(value: int) -> int:

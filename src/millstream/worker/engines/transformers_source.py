@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
 from millstream.worker.engines.transformers_gguf import unpack
+from millstream.worker.engines.transformers_linear import is_packed, pack_linears
 from millstream.worker.engines.transformers_memory import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,15 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     }
     settings.on_progress("loading weights")
     model, tokenizer = _explained(settings.source, lambda: _load(str(path), dtype, device, options))
+    pack_linears(model)
     return LoadedModel(model=model, tokenizer=tokenizer, eos_token_ids=_eos(model, tokenizer))
+
+
+def describe_numerics(model: PreTrainedModel) -> str:
+    """Name what a model's numbers depend on, such as `cpu/float32/sdpa+onednn/torch-2.13.0`."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    kernels = str(model.config._attn_implementation) + ("+onednn" if is_packed(model) else "")
+    return f"{model.device.type}/{dtype}/{kernels}/torch-{torch.__version__.partition('+')[0]}"
 
 
 def find_source(source: str) -> Path | str:

@@ -138,7 +138,7 @@ async def test_it_says_what_it_is(folder, capfd):
         assert running.info.vocabulary_size == 260
         assert running.info.context_length == 512
         assert running.info.cache_tokens == 2048
-        assert running.info.numerics.startswith("cpu/float32/sdpa/torch-2.")
+        assert running.info.numerics.startswith("cpu/float32/sdpa")
         assert await running.run("a")
     assert told == ["starting torch", "loading weights", "warming up"]
     assert capfd.readouterr() == ("", "")
@@ -450,3 +450,85 @@ async def test_use_before_start_is_a_fault_of_ours():
     assert engine.health().fatal is None
     engine.cancel("nobody")
     await engine.stop()
+
+
+async def test_drawing_on_the_device_gives_the_same_text(folder, tiny, monkeypatch):
+    """What a GPU does with or without CUDA graphs, here on the CPU."""
+    from millstream.worker.engines import transformers_batching as batching
+
+    sampled = {"temperature": 1.0, "max_new_tokens": 40, "seed": 9}
+    expected = {
+        "a": await tiny.run("a", **sampled),
+        "b": await tiny.run("b", top_k=7, **sampled),
+        "c": await tiny.run("c", top_p=0.8, **sampled),
+        "d": await tiny.run("d"),
+    }
+    real = batching.PositionKeyedSampling
+    for replayed in (False, True):
+        monkeypatch.setattr(
+            batching,
+            "PositionKeyedSampling",
+            lambda replayed=replayed, **_: real(on_device=True, replayed=replayed),
+        )
+        async with started(folder) as running:
+            running.submit("a", **sampled)
+            running.submit("b", top_k=7, **sampled)
+            running.submit("c", top_p=0.8, **sampled)
+            running.submit("d")
+            await running.finished("a", "b", "c", "d")
+            assert {name: running.tokens(name) for name in expected} == expected
+
+
+def _windowed(**layers: Any) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=260,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            initializer_range=0.2,
+            use_sliding_window=True,
+            sliding_window=16,
+            eos_token_id=None,
+            **layers,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "windows", "both"])
+async def test_the_text_is_that_of_plain_generate(tmp_path, kind):
+    """Far past the window, too (transformers#47708, #47911), with a prompt longer than a step."""
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    folder = write_tiny_model(tmp_path, eos=None)
+    if kind != "full":
+        second = "sliding_attention" if kind == "windows" else "full_attention"
+        torch.manual_seed(1)
+        _windowed(layer_types=["sliding_attention", second]).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = {"short": PROMPT, "long": [i * 7 % 250 + 5 for i in range(300)]}
+    with torch.no_grad():
+        expected = {
+            name: model.generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+                generation_config=GenerationConfig(
+                    max_new_tokens=50, do_sample=False, pad_token_id=0
+                ),
+            )[0, len(ids) :].tolist()
+            for name, ids in prompts.items()
+        }
+    async with started(folder) as running:
+        for name, ids in prompts.items():
+            running.submit(name, ids, max_new_tokens=50)
+        await running.finished(*prompts)
+        for name, token_ids in expected.items():
+            end = token_ids.index(2) if 2 in token_ids else len(token_ids)
+            assert end > 32  # twice the window, or the test shows nothing
+            assert running.tokens(name) == token_ids[:end]
