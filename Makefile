@@ -84,7 +84,7 @@ endif
 				"Or name one: make PYTHON=…" >&2; \
 			exit 1; }; \
 		rm -rf .venv; $(PYTHON) -m venv .venv; }
-	$(PIP) install --upgrade 'pip>=25.1'
+	$(PIP) install $(PIP_ARGS) --upgrade 'pip>=25.1'
 	@touch $@
 
 .venv/.installed: .venv/.made pyproject.toml requirements/constraints.txt
