@@ -6,7 +6,6 @@ import signal
 
 import httpx
 import pytest
-
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
@@ -22,13 +21,17 @@ async def test_kill_9_of_a_pod_costs_a_reader_nothing(fleet: LocalFleet) -> None
     ):
         task_id = await submit(one, tokens=40, rate=20)
         seen: list[sse.Frame] = []
-        with pytest.raises(httpx.TransportError):
+
+        async def read_and_kill() -> None:
             async with one.stream("GET", f"/tasks/{task_id}/stream") as answer:
                 async for frame in sse.frames(answer.aiter_lines()):
                     if frame.event == "token":
                         seen.append(frame)
                     if len(seen) == 10:
                         first.signal(signal.SIGKILL)
+
+        with pytest.raises(httpx.TransportError):
+            await read_and_kill()
         rest = await read(two, task_id, int(seen[-1].id or 0))
         sse.check_native(seen + rest)
         assert len(seen + rest) == 41

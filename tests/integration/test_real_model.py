@@ -9,7 +9,6 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from tests.conftest import start_valkey
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet, free_port

@@ -1,4 +1,4 @@
-"""Reads a request's body: bounded, strict JSON, checked against a schema, with the field at fault."""
+"""Reads a request's body: bounded, strict JSON, checked against a schema; names what is wrong."""
 
 import json
 import math
@@ -33,7 +33,7 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in _JSON_TYPES and not content_type.endswith("+json"):
         raise InvalidRequest(
-            f"The body must be JSON with Content-Type application/json, not {content_type[:100]!r}.",
+            f"The body must be JSON (Content-Type application/json), not {content_type[:100]!r}.",
             code="unsupported_content_type",
         )
     try:

@@ -1,4 +1,4 @@
-"""A task's events for one reader: the log from where it left off, then what comes, without a gap."""
+"""A task's events for one reader: the log from where it left off, then what comes, gapless."""
 
 import asyncio
 import logging

@@ -96,6 +96,7 @@ async def chat_stream(
     pod: Pod,
     task_id: str,
     caller: str,
+    *,
     chunks: ChatChunks,
     events: AsyncIterator[list[Event]],
     silence: Silence,

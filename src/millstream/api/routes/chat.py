@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
+from millstream.api.admission import Accepted
 from millstream.api.body import largest_body, read_body
 from millstream.api.errors import error_object, failed_task
 from millstream.api.openai import mapping
@@ -52,7 +53,7 @@ async def create_chat_completion(
     silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
     events = pod.relay.events(task_id, caller, after=0, tick_s=silence.tick_s)
     if not body.stream:
-        return await _whole(request, pod, task_id, caller, accepted.model, created, events)
+        return await _whole(request, pod, accepted, caller, events)
 
     first = await _first_word(pod, task_id, caller, events)
     if first.done() and not first.exception() and (batch := first.result()):
@@ -67,7 +68,10 @@ async def create_chat_completion(
         include_usage=bool(options and options.include_usage),
     )
     return event_stream(
-        chat_stream(pod, task_id, caller, chunks, _after(first, events), silence), headers
+        chat_stream(
+            pod, task_id, caller, chunks=chunks, events=_after(first, events), silence=silence
+        ),
+        headers,
     )
 
 
@@ -117,13 +121,12 @@ def _refused(event: Event) -> Response | None:
 async def _whole(
     request: Request,
     pod: Pod,
-    task_id: str,
+    accepted: Accepted,
     caller: str,
-    model: str,
-    created: int,
     events: AsyncGenerator[list[Event]],
 ) -> Response:
     """The answer in one piece; the client going away stops the task."""
+    task_id, created = accepted.task_id, int(time.time())
     collecting = asyncio.create_task(_collect(pod, events))
     gone = asyncio.create_task(client_gone(request))
     try:
@@ -146,7 +149,7 @@ async def _whole(
         return JSONResponse(error, 503, {**headers, "Retry-After": "1"})
     if last.kind == TaskState.COMPLETED:
         answer: dict[str, Any] = mapping.chat_completion(
-            task_id, model=model, created=created, text=text, body=last.body
+            task_id, model=accepted.model, created=created, text=text, body=last.body
         )
         return JSONResponse(answer, headers=headers)
     if last.kind == TaskState.CANCELLED:
