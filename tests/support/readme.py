@@ -1,7 +1,7 @@
 """What the documents take from the code, and the code that they show.
 
 `python -m tests.support.readme` (or `make docs`) writes the parts between `<!-- begin NAME -->` and
-`<!-- end NAME -->` anew; tests/unit/test_docs.py fails while they differ from the code.
+<!-- end NAME -->` anew; tests/unit/test_docs.py fails while a setting or a module is missing.
 """
 
 import ast
@@ -112,12 +112,22 @@ def parts() -> Iterator[tuple[Path, str, Callable[[], str]]]:
         )
 
 
+def part_of(markdown: str, name: str) -> str:
+    """What a document has between the marks of a part."""
+    found = _marks(name).search(markdown)
+    assert found is not None, f"no place for {name!r}: put its two marks where it belongs"
+    return found[2]
+
+
 def with_part(markdown: str, name: str, body: str) -> str:
     """A document with one of its parts written anew."""
-    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    assert pattern.search(markdown), f"no place for {name!r}: put {begin.strip()} and {end} there"
-    return pattern.sub(lambda _: f"{begin}{body}\n{end}", markdown)
+    part_of(markdown, name)  # tells where there is no place for it
+    return _marks(name).sub(lambda found: f"{found[1]}{body}\n{found[3]}", markdown)
+
+
+def _marks(name: str) -> re.Pattern[str]:
+    begin, end = re.escape(f"<!-- begin {name} -->\n"), re.escape(f"<!-- end {name} -->")
+    return re.compile(f"({begin})(.*?)({end})", re.DOTALL)
 
 
 def main() -> None:

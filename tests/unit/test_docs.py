@@ -14,7 +14,9 @@ from tests.support.readme import (
     ROOT,
     SOURCE,
     code_spans,
-    parts,
+    module_table,
+    part_of,
+    settings_table,
     source_folders,
     table_rows,
     with_part,
@@ -43,12 +45,19 @@ DECISIONS = sorted((DOCS / "adr").glob("*.md"))
 # What is written from the code.
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "make"), [*parts()], ids=lambda part: part if isinstance(part, str) else ""
-)
-def test_what_is_written_from_the_code_is_fresh(file: Path, name: str, make: Any) -> None:
-    text = file.read_text("utf-8")
-    assert text == with_part(text, name, make()), "run `make docs`"
+def test_the_settings_are_those_of_the_code() -> None:
+    text = README.read_text("utf-8")
+    assert text == with_part(text, "settings", settings_table()), "run `make docs`"
+
+
+@pytest.mark.parametrize("folder", source_folders())
+def test_every_module_is_named(folder: str) -> None:
+    # Not its sentence: who mends a docstring need not think of this page at once.
+    named, there = (
+        re.findall(r"^\| `(\S+)` \|", table, re.MULTILINE)
+        for table in (part_of(ARCHITECTURE, f"modules {folder}"), module_table(folder))
+    )
+    assert named == there, "run `make docs`"
 
 
 def test_every_folder_of_the_package_has_its_place() -> None:
