@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
 from millstream.shared.errors import SettingsError
 
@@ -59,10 +57,10 @@ def unpack(file: Path, dtype: torch.dtype, on_progress: Callable[[str], None]) -
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
+    on_progress("converting weights")
     with _one_at_a_time(target.with_name(f"{target.name}.lock")):
         if not target.is_dir():
             _remove_stale(root)
-            on_progress("converting weights")
             temporary = Path(tempfile.mkdtemp(prefix=".converting-", dir=root))
             try:
                 _convert(file, dtype, temporary, on_progress)
@@ -92,6 +90,8 @@ def _fingerprint(file: Path, dtype: torch.dtype) -> str:
 def _convert(
     file: Path, dtype: torch.dtype, folder: Path, on_progress: Callable[[str], None]
 ) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     source = {"gguf_file": file.name, "local_files_only": True}
     try:
         with _read_once(), _shown(on_progress):
@@ -121,6 +121,8 @@ def _read_once() -> Iterator[None]:
     transformers reads it three times (configuration, tokenizer, weights) and asks for the map of
     tensor names once a module; either takes seconds, and gives the same every time.
     """
+    import gguf
+
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader = functools.lru_cache(maxsize=1)(reader)
     gguf.get_tensor_name_map = functools.lru_cache(maxsize=8)(name_map)
@@ -133,6 +135,7 @@ def _read_once() -> Iterator[None]:
 @contextlib.contextmanager
 def _shown(on_progress: Callable[[str], None]) -> Iterator[None]:
     """Within, transformers' progress bar over the tensors goes to `on_progress`."""
+    from transformers import modeling_gguf_pytorch_utils
 
     def bar(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
         shown = 0

@@ -5,6 +5,7 @@ Left alone, the manager plans with 60 % of all memory, whatever else runs there 
 container's limit is. This plans with what is free, and takes no more than the tasks can use.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +107,7 @@ def available_memory(device: torch.device) -> int:
     free = psutil.virtual_memory().available
     limit = _cgroup_bytes("memory.max")
     if limit is not None:
-        free = min(free, limit - (_cgroup_bytes("memory.current") or 0))
+        free = min(free, limit - _cgroup_use())
     # Half: other workers start at the same time, and the API and Redis need memory as well.
     return max(0, free // 2)
 
@@ -134,6 +135,17 @@ def _bytes_per_token(
     read = 2 * heads if flash else 2 * config.num_attention_heads + heads
     mask = 0 if flash else batch_tokens * dtype.itemsize
     return kept + read * head_dim * dtype.itemsize + mask
+
+
+def _cgroup_use() -> int:
+    """Bytes this container uses, without the files that the kernel can drop from memory."""
+    used = _cgroup_bytes("memory.current") or 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_CGROUP / "memory.stat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "inactive_file":
+                return max(0, used - int(count))
+    return used
 
 
 def _cgroup_bytes(name: str) -> int | None:

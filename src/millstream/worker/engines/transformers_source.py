@@ -141,13 +141,16 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on cuda, else float32, in which a text goes on alike on any worker.
+    """`auto` is float32, in which a text goes on alike on any worker; on cuda half of that.
 
     Raises:
         SettingsError: there is no such dtype.
     """
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type != "cuda":
+            return torch.float32
+        supported = torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if supported else torch.float16
     if name not in _DTYPES:
         raise SettingsError(f"MILLSTREAM_DTYPE={name!r}: choose auto, {', '.join(_DTYPES)}.")
     return _DTYPES[name]

@@ -2,6 +2,7 @@
 """The model's tokenizer: its chat template, and a user's text that stays text."""
 
 import copy
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -26,14 +27,10 @@ class TransformersTokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        self._literal = None
         if self._backend is not None:
             # A tokenizer.json may ask to cut prompts at the length its model was trained with.
             self._backend.no_truncation()
             self._backend.no_padding()
-            self._literal = copy.deepcopy(self._backend)
-            self._literal.encode_special_tokens = True
-        self._special_ids = frozenset(tokenizer.all_special_ids)
         names = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, names))) if names else None
 
@@ -74,7 +71,7 @@ class TransformersTokenizer:
             InvalidRequest: the tokenizer does not take the text.
         """
         try:
-            if self._literal is not None:
+            if self._backend is not None:
                 return list(self._literal.encode(text).ids)
             return list(self._tokenizer.encode(text, split_special_tokens=True))
         except (ValueError, TypeError) as error:
@@ -86,11 +83,18 @@ class TransformersTokenizer:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode ids, leaving out special tokens; bytes that are not UTF-8 become U+FFFD."""
         if self._backend is not None:
-            # What `PreTrainedTokenizerBase.decode` comes down to, at a tenth of its time.
+            # What `PreTrainedTokenizerBase.decode` comes down to, in less than half its time.
             return self._backend.decode(list(token_ids), skip_special_tokens=True)
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+    @functools.cached_property
+    def _literal(self) -> Any:
+        """The copy that takes control tokens for text; made when first needed, for its memory."""
+        literal: Any = copy.deepcopy(self._backend)
+        literal.encode_special_tokens = True
+        return literal
 
 
 def _first_line(error: Exception) -> str:

@@ -1,117 +1,19 @@
-"""The transformers engine on tiny models: what it refuses, how it ends, what it survives."""
+"""The transformers engine on tiny models: what it refuses, delivers, and shares."""
 
 import asyncio
-import contextlib
-import threading
-import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.support.transformers_running import Running, started
 from tests.support.transformers_tiny import write_tiny_model
 
-from millstream.shared.errors import InvalidRequest, SettingsError
-from millstream.worker.engines.base import (
-    EngineInfo,
-    EngineSettings,
-    GenerationRequest,
-    StepOutput,
-)
-from millstream.worker.engines.registry import create_engine
-from millstream.worker.engines.transformers_engine import TransformersEngine
+from millstream.shared.errors import InvalidRequest
 
 pytestmark = pytest.mark.timeout(120)
-
-PROMPT = [10, 11, 12, 13, 14]
-
-
-class Running:
-    """A started engine and what it delivered."""
-
-    def __init__(self, engine: TransformersEngine, source: str) -> None:
-        self.engine = engine
-        self.source = source
-        self.info: EngineInfo
-        self.steps: list[list[StepOutput]] = []
-        self._moved = asyncio.Event()
-
-    def on_step(self, outputs: list[StepOutput]) -> None:
-        self.steps.append(outputs)
-        self._moved.set()
-
-    def submit(self, request_id: str, token_ids: Sequence[int] = PROMPT, **changes: Any) -> None:
-        fields: dict[str, Any] = {
-            "prompt_length": len(token_ids),
-            "max_new_tokens": 20,
-            "seed": None,
-            "fallback_seed": 1,
-            "temperature": 0.0,
-            **changes,
-        }
-        self.engine.submit(GenerationRequest(request_id=request_id, token_ids=token_ids, **fields))
-
-    async def run(self, request_id: str, token_ids: Sequence[int] = PROMPT, **changes) -> list[int]:
-        self.submit(request_id, token_ids, **changes)
-        await self.finished(request_id)
-        return self.tokens(request_id)
-
-    def outputs(self, request_id: str) -> list[StepOutput]:
-        return [o for step in self.steps for o in step if o.request_id == request_id]
-
-    def tokens(self, request_id: str) -> list[int]:
-        return [token_id for o in self.outputs(request_id) for token_id in o.token_ids]
-
-    def finish(self, request_id: str) -> StepOutput | None:
-        ends = [o for o in self.outputs(request_id) if o.finish is not None]
-        assert len(ends) <= 1
-        return ends[0] if ends else None
-
-    async def finished(self, *request_ids: str) -> None:
-        await self.until(lambda: all(self.finish(name) for name in request_ids))
-
-    async def until(self, condition, *, within_s: float = 60.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, self.engine.health()
-            self._moved.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._moved.wait(), 0.05)
-
-    async def settle(self) -> None:
-        """Wait until the generation thread has nothing left."""
-        scheduler = self.manager.batch_processor.scheduler
-        await self.until(
-            lambda: not scheduler.has_pending_requests() and self.manager.input_queue.empty()
-        )
-
-    @property
-    def manager(self) -> Any:
-        return self.engine._manager
-
-    def blocks_in_use(self) -> int:
-        cache = self.manager.batch_processor.cache
-        cache.evict_cached_blocks()
-        cache.pool.try_to_free_sectors()
-        assert all(not a.block_table for a in cache.cache_allocators.values())
-        assert all(not a.ledger.shared_ref_counts for a in cache.cache_allocators.values())
-        return cache.num_sectors - cache.pool.num_free_sectors
-
-
-@contextlib.asynccontextmanager
-async def started(source: Any, *, cache_tokens: int = 2048, **settings: Any):
-    engine = TransformersEngine(
-        EngineSettings(model="tiny", source=str(source), **settings), cache_tokens=cache_tokens
-    )
-    running = Running(engine, str(source))
-    running.info = await engine.start(running.on_step)
-    try:
-        yield running
-    finally:
-        await engine.stop()
 
 
 @pytest.fixture(scope="module")
@@ -125,13 +27,6 @@ async def tiny(folder) -> AsyncIterator[Running]:
         yield running
 
 
-async def test_the_registry_makes_it(folder):
-    engine = create_engine("transformers", EngineSettings(model="tiny", source=folder))
-    assert isinstance(engine, TransformersEngine)
-    assert engine.health().active == 0
-    await engine.stop()
-
-
 async def test_it_says_what_it_is(folder, capfd):
     told: list[str] = []
     async with started(folder, on_progress=told.append) as running:
@@ -142,24 +37,6 @@ async def test_it_says_what_it_is(folder, capfd):
         assert await running.run("a")
     assert told == ["starting torch", "loading weights", "warming up"]
     assert capfd.readouterr() == ("", "")
-
-
-async def test_a_source_that_cannot_be_loaded(tmp_path):
-    with pytest.raises(SettingsError):
-        async with started(tmp_path):
-            pass
-
-
-async def test_a_model_that_cannot_run_in_batches(tmp_path):
-    folder = write_tiny_model(tmp_path, num_attention_heads=4)
-    from transformers import MambaConfig, MambaForCausalLM
-
-    MambaForCausalLM(
-        MambaConfig(vocab_size=260, hidden_size=32, num_hidden_layers=1)
-    ).save_pretrained(folder)
-    with pytest.raises(SettingsError, match="cannot run in batches"):
-        async with started(folder):
-            pass
 
 
 async def test_a_budget_ends_with_length(tiny):
@@ -232,39 +109,6 @@ async def test_a_step_comes_in_one_call(tiny):
     whole = [step for step in tiny.steps if len(step) == 8]
     assert len(whole) >= 25
     assert all(len(tiny.tokens(name)) == 30 for name in names)
-
-
-async def test_a_seed_is_what_counts(tiny):
-    sampled = {"temperature": 1.0, "max_new_tokens": 40}
-    one = await tiny.run("a", seed=5, **sampled)
-    assert await tiny.run("b", seed=5, fallback_seed=2, **sampled) == one
-    assert await tiny.run("c", seed=None, fallback_seed=5, **sampled) == one
-    assert await tiny.run("d", seed=0, fallback_seed=5, **sampled) != one
-    assert await tiny.run("e", seed=6, **sampled) != one
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {},
-        {"temperature": 0.8, "top_k": 20, "seed": 3},
-        {"temperature": 1.0, "seed": 4},
-        {"temperature": 1.2, "top_p": 0.9, "seed": 5},
-    ],
-)
-async def test_a_resumed_text_goes_on_alike(tiny, sampling):
-    whole = await tiny.run("whole", max_new_tokens=60, **sampling)
-    for i in range(5):
-        tiny.submit(f"other{i}", [50 + i] * 40, max_new_tokens=200, temperature=1.0, seed=i)
-    for k in (1, 8, 31, 32, 33, 59):
-        rest = await tiny.run(
-            f"from{k}",
-            PROMPT + whole[:k],
-            prompt_length=len(PROMPT),
-            max_new_tokens=60 - k,
-            **sampling,
-        )
-        assert rest == whole[k:]
 
 
 async def test_nothing_comes_after_cancel(tiny):
@@ -367,168 +211,3 @@ async def test_health_counts(tiny):
     after = tiny.engine.health()
     assert after.steps >= before.steps + 10
     assert after.active == 0
-
-
-@pytest.mark.parametrize("failure", [RuntimeError("out of order"), SystemExit(3)])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_failing_step_fails_every_request_once(folder, monkeypatch, failure, capfd):
-    async with started(folder) as running:
-
-        def fail() -> None:
-            raise failure
-
-        for i in range(3):
-            running.submit(f"r{i}", max_new_tokens=400)
-        await running.until(lambda: running.tokens("r2"))
-        running.manager._generation_step = fail
-        running.submit("late", max_new_tokens=400)
-        await running.finished("r0", "r1", "r2", "late")
-        for name in ("r0", "r1", "r2", "late"):
-            assert running.finish(name).finish == "error"
-            assert running.finish(name).error
-        health = running.engine.health()
-        assert health.active == 0
-        assert health.fatal
-        if isinstance(failure, RuntimeError):
-            assert "out of order" in health.fatal
-        running.submit("after")
-        await running.finished("after")
-        assert running.finish("after").finish == "error"
-        running.engine.cancel("after")
-    assert capfd.readouterr() == ("", "")
-
-
-async def test_a_dead_thread_is_seen_without_any_request(folder):
-    async with started(folder) as running:
-
-        def fail() -> bool:
-            raise MemoryError("no more")
-
-        running.manager.batch_processor.prepare_next_batch = fail
-        await running.until(lambda: running.engine.health().fatal is not None)
-        assert "no more" in running.engine.health().fatal
-
-
-async def test_stop_ends_everything_in_silence(folder):
-    async with started(folder) as running:
-        for i in range(4):
-            running.submit(f"r{i}", max_new_tokens=500)
-        await running.until(lambda: running.tokens("r3"))
-        began = time.monotonic()
-        await running.engine.stop()
-        assert time.monotonic() - began < 5
-        delivered = len(running.steps)
-        assert running.engine.health().active == 0
-        assert "generation" not in {thread.name for thread in threading.enumerate()}
-        await asyncio.sleep(0.1)
-        assert len(running.steps) == delivered
-        await running.engine.stop()  # once more is harmless
-
-
-async def test_a_hanging_step_is_left_behind(folder, monkeypatch):
-    from millstream.worker.engines import transformers_engine
-
-    monkeypatch.setattr(transformers_engine, "_STOP_S", 0.2)
-    release = threading.Event()
-    async with started(folder) as running:
-        running.manager._generation_step = lambda: release.wait(30)
-        running.submit("a")
-        await asyncio.sleep(0.1)
-        steps = running.engine.health().steps
-        assert running.engine.health().active == 1
-        began = time.monotonic()
-        await running.engine.stop()
-        assert time.monotonic() - began < 3
-        assert running.engine.health().steps in (0, steps)
-    release.set()
-
-
-async def test_use_before_start_is_a_fault_of_ours():
-    engine = TransformersEngine(EngineSettings(model="tiny", source="nowhere"))
-    with pytest.raises(RuntimeError):
-        _ = engine.tokenizer
-    assert engine.health().fatal is None
-    engine.cancel("nobody")
-    await engine.stop()
-
-
-async def test_drawing_on_the_device_gives_the_same_text(folder, tiny, monkeypatch):
-    """What a GPU does with or without CUDA graphs, here on the CPU."""
-    from millstream.worker.engines import transformers_batching as batching
-
-    sampled = {"temperature": 1.0, "max_new_tokens": 40, "seed": 9}
-    expected = {
-        "a": await tiny.run("a", **sampled),
-        "b": await tiny.run("b", top_k=7, **sampled),
-        "c": await tiny.run("c", top_p=0.8, **sampled),
-        "d": await tiny.run("d"),
-    }
-    real = batching.PositionKeyedSampling
-    for replayed in (False, True):
-        monkeypatch.setattr(
-            batching,
-            "PositionKeyedSampling",
-            lambda replayed=replayed, **_: real(on_device=True, replayed=replayed),
-        )
-        async with started(folder) as running:
-            running.submit("a", **sampled)
-            running.submit("b", top_k=7, **sampled)
-            running.submit("c", top_p=0.8, **sampled)
-            running.submit("d")
-            await running.finished("a", "b", "c", "d")
-            assert {name: running.tokens(name) for name in expected} == expected
-
-
-def _windowed(**layers: Any) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=260,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=512,
-            initializer_range=0.2,
-            use_sliding_window=True,
-            sliding_window=16,
-            eos_token_id=None,
-            **layers,
-        )
-    )
-
-
-@pytest.mark.parametrize("kind", ["full", "windows", "both"])
-async def test_the_text_is_that_of_plain_generate(tmp_path, kind):
-    """Far past the window, too (transformers#47708, #47911), with a prompt longer than a step."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    folder = write_tiny_model(tmp_path, eos=None)
-    if kind != "full":
-        second = "sliding_attention" if kind == "windows" else "full_attention"
-        torch.manual_seed(1)
-        _windowed(layer_types=["sliding_attention", second]).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    prompts = {"short": PROMPT, "long": [i * 7 % 250 + 5 for i in range(300)]}
-    with torch.no_grad():
-        expected = {
-            name: model.generate(
-                torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                generation_config=GenerationConfig(
-                    max_new_tokens=50, do_sample=False, pad_token_id=0
-                ),
-            )[0, len(ids) :].tolist()
-            for name, ids in prompts.items()
-        }
-    async with started(folder) as running:
-        for name, ids in prompts.items():
-            running.submit(name, ids, max_new_tokens=50)
-        await running.finished(*prompts)
-        for name, token_ids in expected.items():
-            end = token_ids.index(2) if 2 in token_ids else len(token_ids)
-            assert end > 32  # twice the window, or the test shows nothing
-            assert running.tokens(name) == token_ids[:end]

@@ -78,6 +78,8 @@ def test_the_containers_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1000000000\n")
     (tmp_path / "memory.current").write_text("400000000\n")
     assert memory.available_memory(CPU) == min(free, 300_000_000)
+    (tmp_path / "memory.stat").write_text("anon 1\ninactive_file 200000000\nactive_file 5\n")
+    assert memory.available_memory(CPU) == min(free, 400_000_000)
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.available_memory(CPU) > 300_000_000
 

@@ -216,9 +216,15 @@ def test_unknown_device_and_dtype(tmp_path):
         assert "MILLSTREAM_DEVICE" in refusal(folder, device="cuda")
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_gpu_computes_in_16_bits(monkeypatch, supported):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: supported)
+    expected = torch.bfloat16 if supported else torch.float16
+    assert sources.choose_dtype("auto", torch.device("cuda", 0)) == expected
+
+
 def test_automatic_choices():
     assert sources.choose_dtype("auto", torch.device("cpu")) == torch.float32
-    assert sources.choose_dtype("auto", torch.device("cuda", 0)) == torch.bfloat16
     assert sources.choose_device("cpu") == torch.device("cpu")
 
 
