@@ -19,6 +19,24 @@ RUN /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} --no-deps --force-reins
  && /opt/venv/bin/pip uninstall --yes pip
 
 FROM ${BASE}
+RUN groupadd --gid 10001 millstream \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent \
+      --shell /usr/sbin/nologin millstream
+# In a container, the address that only the container itself reaches is no default.
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    MILLSTREAM_HOST=0.0.0.0
+WORKDIR /
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=30s \
+  CMD ["python", "/opt/millstream/healthcheck.py", "api"]
+ENTRYPOINT ["millstream"]
+CMD ["api"]
+COPY deploy/healthcheck.py /opt/millstream/healthcheck.py
+USER 10001:10001
+# The large one after all else that seldom changes.
+COPY --from=build /opt/venv /opt/venv
 ARG VERSION=dev
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="millstream-api" \
@@ -26,20 +44,3 @@ LABEL org.opencontainers.image.title="millstream-api" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-RUN groupadd --gid 10001 millstream \
- && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /nonexistent \
-      --shell /usr/sbin/nologin millstream
-COPY deploy/healthcheck.py /opt/millstream/healthcheck.py
-COPY --from=build /opt/venv /opt/venv
-# In a container, the address that only the container itself reaches is no default.
-ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1 \
-    MILLSTREAM_HOST=0.0.0.0
-WORKDIR /
-USER 10001:10001
-EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=30s \
-  CMD ["python", "/opt/millstream/healthcheck.py", "api"]
-ENTRYPOINT ["millstream"]
-CMD ["api"]

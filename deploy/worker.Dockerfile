@@ -22,20 +22,12 @@ RUN /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} --no-deps --force-reins
  && /opt/venv/bin/pip uninstall --yes pip
 
 FROM ${BASE}
-ARG VERSION=dev
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="millstream-worker" \
-      org.opencontainers.image.description="Worker of a Millstream fleet, with SmolLM2-135M-Instruct" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}"
-# A volume mounted on the cache folder takes its owner from here.
+# What is mounted on the cache folder takes its owner and mode from here: a volume belongs to this
+# user then, and a tmpfs or another uid can write in it too.
 RUN groupadd --gid 10001 millstream \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/millstream \
       --shell /usr/sbin/nologin millstream \
- && install --directory --owner=10001 --group=10001 /var/cache/millstream
-COPY deploy/healthcheck.py /opt/millstream/healthcheck.py
-COPY --from=build /opt/venv /opt/venv
+ && install --directory --owner=10001 --group=10001 --mode=1777 /var/cache/millstream
 # The bundled weights stay as they came (98 MB); the first start unpacks them into the cache folder
 # within seconds. Unpacked here, they would add half a gigabyte to every pull and every new volume.
 ENV PATH=/opt/venv/bin:$PATH \
@@ -46,8 +38,18 @@ ENV PATH=/opt/venv/bin:$PATH \
     HF_HOME=/var/cache/millstream/huggingface \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/millstream/inductor
 WORKDIR /
-USER 10001:10001
 HEALTHCHECK --interval=30s --timeout=10s --retries=3 --start-period=10m \
   CMD ["python", "/opt/millstream/healthcheck.py", "worker"]
 ENTRYPOINT ["millstream"]
 CMD ["worker"]
+COPY deploy/healthcheck.py /opt/millstream/healthcheck.py
+USER 10001:10001
+# The large one after all else that seldom changes.
+COPY --from=build /opt/venv /opt/venv
+ARG VERSION=dev
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="millstream-worker" \
+      org.opencontainers.image.description="Worker of a Millstream fleet, with SmolLM2-135M-Instruct" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
