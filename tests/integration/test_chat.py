@@ -163,3 +163,16 @@ async def test_a_client_that_goes_away_stops_its_task(
     await shared_fleet.quiet()
     state = await shared_fleet.redis.hget("{ms:0}:task:" + task_id, "state")
     assert state == b"cancelled"
+
+
+async def test_a_key_brings_back_the_answer_of_a_lost_connection(shared_fleet: LocalFleet) -> None:
+    body = {"messages": directed(tokens=20, rate=20)}
+    key = {"Idempotency-Key": "lost on the way"}
+    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/v1/chat/completions", json=body, headers=key, timeout=0.5)
+        again = await http.post("/v1/chat/completions", json=body, headers=key)
+        assert again.status_code == 200
+        assert again.json()["usage"]["completion_tokens"] == 20
+        task = (await http.get(f"/tasks/{again.headers['x-task-id']}")).json()
+        assert task["attempts"] == 1

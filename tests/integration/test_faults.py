@@ -220,3 +220,48 @@ async def test_a_worker_killed_alone_is_replaced_by_a_later_one(fleet: LocalFlee
         frames = sse.parse((await http.get(task["stream_url"])).text)
         sse.check_native(frames)
         assert sse.native_text(frames) == "😀"
+
+
+async def test_bells_do_not_put_failover_off(fleet: LocalFleet) -> None:
+    api = await fleet.api(keepalive_s=0.5)
+    await asyncio.gather(fleet.worker(lease_s=1), fleet.worker(lease_s=1))
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        task = (await http.post("/tasks", json={"prompt": prompt(rate=20)})).json()
+        owner = await fleet.owner(task["task_id"])
+        owner.signal(signal.SIGKILL)
+        reading = asyncio.create_task(http.get(task["stream_url"]))
+        others = 0
+        while not reading.done():  # some twenty bells a second
+            await http.post("/tasks", json={"prompt": prompt(tokens=1)})
+            others += 1
+            await asyncio.wait({reading}, timeout=0.05)
+        frames = [frame for frame in sse.parse((await reading).text) if frame.event != "queued"]
+        sse.check_native(frames)
+        assert len(frames) == TOKENS + 1
+        assert others > 20
+        assert (await http.get(f"/tasks/{task['task_id']}")).json()["attempts"] == 2
+    await fleet.quiet()
+
+
+async def test_a_poison_task_does_no_harm_to_those_it_meets(fleet: LocalFleet) -> None:
+    api = await fleet.api(keepalive_s=0.5)
+    settings = {"lease_s": 1, "max_concurrent": 16}
+    workers = list(await asyncio.gather(*(fleet.worker(**settings) for _ in range(2))))
+    async with httpx.AsyncClient(base_url=api.url, timeout=28) as http:
+        good = [
+            (await http.post("/tasks", json={"prompt": prompt(rate=20, tokens=40)})).json()
+            for _ in range(16)
+        ]
+        poison = (await http.post("/tasks", json={"prompt": prompt(crash_at=5)})).json()
+        ends = asyncio.gather(*(http.get(task["stream_url"]) for task in [*good, poison]))
+        deaths = 0
+        while not ends.done():  # what a supervisor does
+            for worker in [worker for worker in workers if worker.popen.poll() is not None]:
+                workers.remove(worker)
+                deaths += 1
+                workers.append(await fleet.worker(ready=False, **settings))
+            await asyncio.wait({ends}, timeout=0.1)
+        kinds = [sse.parse(answer.text)[-1].event for answer in await ends]
+        assert kinds == ["completed"] * 16 + ["failed"]
+        assert deaths == 3
+    await fleet.quiet()

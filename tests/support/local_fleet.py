@@ -142,9 +142,13 @@ class LocalFleet:
 
     async def api(self, **settings: object) -> Api:
         """Start a pod and wait until it answers."""
+        return await self.start_api(**settings).up()
+
+    def start_api(self, **settings: object) -> Api:
+        """Start a pod, or what should become one."""
         api = Api(self._log("api"), self._environment({"port": free_port(), **settings}))
         self.processes.append(api)
-        return await api.up()
+        return api
 
     async def worker(self, *, ready: bool = True, within_s: float = 25, **settings: object):
         """Start a worker and wait until it is ready."""

@@ -35,6 +35,8 @@ class Accepted:
     known: bool
     position: int
     eta_s: float
+    attached: bool
+    """The answer belongs to the connection that asked for it."""
 
 
 class Admission:
@@ -94,7 +96,9 @@ class Admission:
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
-            return Accepted(answer.task_id, name, answer.known, answer.position, answer.eta_s)
+            return Accepted(
+                answer.task_id, name, answer.known, answer.position, answer.eta_s, attached
+            )
         if answer.conflict:
             raise IdempotencyConflict(
                 "This Idempotency-Key was used with another body.", param="Idempotency-Key"
@@ -147,5 +151,6 @@ class Admission:
             )
         if sampling.max_tokens is not None and sampling.max_tokens > settings.max_tokens_limit:
             raise InvalidRequest(
-                f"max_tokens may be {settings.max_tokens_limit} at the most.", param="max_tokens"
+                f"At most {settings.max_tokens_limit} tokens may be asked for.",
+                param="max_tokens",
             )

@@ -12,6 +12,7 @@ from millstream import __version__
 from millstream.api.errors import install_error_handlers
 from millstream.api.pod import open_pod
 from millstream.api.routes import chat, health, models, tasks
+from millstream.api.routes.openapi import describe
 from millstream.shared.settings import Settings
 
 EXPOSED_HEADERS = ["x-task-id", "retry-after", "location"]
@@ -36,10 +37,12 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         version=__version__,
         description="A fleet of language models whose answers are durable, numbered logs.",
         lifespan=lifespan,
+        redirect_slashes=False,  # its Location would repeat whatever Host a client sends
     )
     install_error_handlers(app)
     for module in (chat, models, tasks, health):
         app.include_router(module.router)
+    describe(app)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
     if not origins:
         return app, app

@@ -1,5 +1,6 @@
 """Reads a request's body: bounded, strict JSON, checked against a schema; names what is wrong."""
 
+import asyncio
 import json
 import math
 from typing import Any, TypeVar, cast
@@ -14,6 +15,10 @@ from millstream.shared.errors import InvalidRequest, RequestTooLarge
 _JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+MOST_FIELDS = 1_024
+BODY_S = 30.0  # a body of the largest size takes less over any line a person would wait at
 
 
 def largest_body(max_prompt_chars: int) -> int:
@@ -44,6 +49,10 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
         ) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
+    if _has_crowd(value):
+        raise InvalidRequest(
+            f"An object in the body has more than {MOST_FIELDS} fields.", code="invalid_json"
+        )
     try:
         return schema.model_validate(value), raw
     except ValidationError as error:
@@ -58,14 +67,37 @@ async def _read(request: Request, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise too_large
-            parts.append(part)
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large
+                parts.append(part)
+    except TimeoutError:
+        raise InvalidRequest(
+            f"The body did not come within {BODY_S:g} s.", code="body_timeout"
+        ) from None
     except ClientDisconnect:
         raise InvalidRequest("The body ended early.", code="invalid_json") from None
     return b"".join(parts)
+
+
+def _has_crowd(value: Any) -> bool:
+    """Whether some object has so many fields that telling what is wrong with each would take long.
+
+    Goes as deep as orjson let it be, 1,024 levels, without recursion.
+    """
+    left: list[Any] = [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            fields = cast("dict[str, Any]", item)
+            if len(fields) > MOST_FIELDS:
+                return True
+            left.extend(fields.values())
+        elif isinstance(item, list):
+            left.extend(cast("list[Any]", item))
+    return False
 
 
 def _not_json(raw: bytes) -> str | None:
@@ -106,7 +138,11 @@ def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
     field = faults[0]["loc"][:1]
     # A union reports each of its branches; the one that got furthest is what the caller meant.
     param, first = max(
-        ((_path(fault["loc"], value), fault) for fault in faults if fault["loc"][:1] == field),
+        (
+            (_path(fault["loc"], value, missing=fault["type"] == "missing"), fault)
+            for fault in faults
+            if fault["loc"][:1] == field
+        ),
         key=lambda pair: len(pair[0]),
     )
     if first["type"] == "extra_forbidden":
@@ -118,11 +154,13 @@ def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
             f"Missing required parameter: {param}.", param=param, code="missing_required_parameter"
         )
     message = str(first["msg"]).removeprefix("Value error, ").removesuffix(".")
+    if first["type"] == "model_type":
+        message = "Input should be an object"  # pydantic would name our class
     where = f"Invalid value for {param}: " if param else ""
     return InvalidRequest(f"{where}{message}.", param=param or None)
 
 
-def _path(location: tuple[int | str, ...], value: Any) -> str:
+def _path(location: tuple[int | str, ...], value: Any, *, missing: bool) -> str:
     """`messages[0].content`: the parts of pydantic's location that lie in the input.
 
     The others name the branch of a union, or a validator.
@@ -136,7 +174,7 @@ def _path(location: tuple[int | str, ...], value: Any) -> str:
                 value = rows[part]
         elif isinstance(value, dict):
             fields = cast("dict[str, Any]", value)
-            if part in fields or at == len(location) - 1:
+            if part in fields or (missing and at == len(location) - 1):
                 path += f".{part[:200]}" if path else part[:200]
                 value = fields.get(part)
     return path

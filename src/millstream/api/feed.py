@@ -192,3 +192,6 @@ class Feed:
             shards.setdefault(shard_of(task_id) or 0, []).append(task_id)
         for shard, group in shards.items():
             await self._scripts.unfollow(Keys(shard), pod=self.pod_id, task_ids=group)
+        for task_id in task_ids:  # a reader that came meanwhile has to follow again
+            for reader in self._readers.get(task_id, ()):
+                reader.fall_behind()

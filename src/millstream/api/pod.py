@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Request
 
-from millstream.api.admission import Admission
+from millstream.api.admission import Accepted, Admission
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.queue_watch import QueueWatch
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 ANONYMOUS = "anonymous"
 STOP_TRIES = 20
 STOP_PAUSE_S = 0.5
+CLOSING_LOOK_S = 1.0
 CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts connections
 
 
@@ -56,7 +57,10 @@ class Pod:
         """Begin to close: at once what another pod can go on with, the rest within the drain."""
 
         async def close_rest() -> None:
-            await asyncio.sleep(max(self.settings.drain_s - CLOSING_MARGIN_S, 0))
+            deadline = self.loop.time() + self.settings.drain_s - CLOSING_MARGIN_S
+            while self.loop.time() < deadline:
+                await asyncio.sleep(CLOSING_LOOK_S)
+                self.feed.wake_all()
             self.closed = True
             self.feed.wake_all()
 
@@ -102,8 +106,12 @@ class Pod:
             raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
         return TaskState(state), Usage(prompt, completion)
 
-    def stop_later(self, task_id: str, caller: str) -> None:
-        """End a task whose client went away, after the grace; its connection is gone already."""
+    def left(self, accepted: Accepted, caller: str) -> None:
+        """The client of a task went away: end it, after the grace, if the answer was its alone."""
+        if accepted.attached:
+            self._stop_later(accepted.task_id, caller)
+
+    def _stop_later(self, task_id: str, caller: str) -> None:
 
         async def stop() -> None:
             await asyncio.sleep(self.settings.disconnect_grace_s)
@@ -158,7 +166,7 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
         finally:
             for task in background:
                 task.cancel()
-            await asyncio.gather(*background, return_exceptions=True)
+            await asyncio.wait(background, timeout=CLOSING_MARGIN_S)
             try:
                 async with asyncio.timeout(2):
                     await pod.settled()

@@ -1,17 +1,21 @@
 """What `millstream api` runs: the pod under uvicorn."""
 
+import socket
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from millstream.api.app import create_app
+from millstream.api.http import BoundedHttp
+from millstream.shared.errors import MillstreamError, SettingsError
 from millstream.shared.log import set_up_logging
 from millstream.shared.settings import Settings
 
 # Above the 60 s after which nginx and most balancers drop an idle upstream connection: the side
 # that opened it must be the one to close it, or a request meets a closed socket.
 KEEP_ALIVE_S = 75
+BACKLOG = 4096
 
 
 class _Server(uvicorn.Server):
@@ -32,20 +36,48 @@ class _Server(uvicorn.Server):
 
 
 def serve(settings: Settings) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until told to stop; the process's exit code.
+
+    Raises:
+        SettingsError: the host is no address of this machine.
+        MillstreamError: the port cannot be had.
+    """
     set_up_logging(settings.log_format)
     app, served = create_app(settings)
     config = uvicorn.Config(
         served,
-        host=settings.host,
-        port=settings.port,
+        http=BoundedHttp,
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
-        backlog=4096,
+        backlog=BACKLOG,
     )
     server = _Server(config, app)
-    server.run()
+    with _listen(settings.host, settings.port) as listener:
+        server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Take the port before anything is started: uvicorn would first join the fleet, then fail."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise SettingsError(f"cannot listen on host {host!r}: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.set_inheritable(False)
+    except OSError as error:
+        listener.close()
+        raise MillstreamError(
+            f"cannot listen on {host}, port {port}: {error.strerror}; "
+            "choose another by MILLSTREAM_HOST and MILLSTREAM_PORT"
+        ) from None
+    return listener

@@ -1,13 +1,17 @@
 """The event streams: what a reader of a task is sent, from the first comment to the last event."""
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from millstream.api import sse
+from millstream.api.admission import Accepted
 from millstream.api.errors import error_object
 from millstream.api.openai.mapping import ChatChunks
 from millstream.api.pod import Pod
@@ -15,10 +19,14 @@ from millstream.shared.connection import RedisError
 from millstream.shared.errors import MillstreamError
 from millstream.shared.events import Event
 
+logger = logging.getLogger(__name__)
+
 HINT_S = 2.0
 RETRY_MS = 500
 # A client that takes nothing for so long is cut; it resumes from the number it has.
 SEND_TIMEOUT_S = 60.0
+# A pod that is told to go lets answers finish; one that stands still will not in its time.
+CLOSING_SILENCE_S = 5.0
 _HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-store, no-transform",  # caches and compressing proxies keep off
@@ -29,9 +37,19 @@ def event_stream(
     content: AsyncIterator[bytes], headers: dict[str, str] | None = None
 ) -> EventSourceResponse:
     """A response of frames; keepalives come from the content itself, which knows the silence."""
-    return EventSourceResponse(
+    return _Stream(
         content, headers={**_HEADERS, **(headers or {})}, ping=0, send_timeout=SEND_TIMEOUT_S
     )
+
+
+class _Stream(EventSourceResponse):
+    """A stream whose client may stop taking it: that is the client's affair, not a fault."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except* SendTimeoutError:
+            logger.info("cut a reader that took nothing for %g s", SEND_TIMEOUT_S)
 
 
 class Silence:
@@ -71,8 +89,12 @@ async def native_stream(
                     yield sse.retry_frame(RETRY_MS).encode()
                     return
                 elif queued:
-                    hint = await _hint(pod, task_id, model)
-                    queued = hint is not None
+                    try:
+                        hint = await pod.queue_watch.position(task_id, model)
+                    except RedisError:
+                        hint = last_hint  # it still waits, as far as anyone knows
+                    else:
+                        queued = hint is not None
                     if hint is not None and hint != last_hint:
                         frames = sse.queued_frame(*hint)
                         last_hint = hint
@@ -85,16 +107,9 @@ async def native_stream(
             yield sse.error_frame(error_object(error.message, status=500, code=error.code)).encode()
 
 
-async def _hint(pod: Pod, task_id: str, model: str) -> tuple[int, float] | None:
-    try:
-        return await pod.queue_watch.position(task_id, model)
-    except RedisError:
-        return (0, 0.0)  # still waiting, as far as anyone knows
-
-
 async def chat_stream(
     pod: Pod,
-    task_id: str,
+    accepted: Accepted,
     caller: str,
     *,
     chunks: ChatChunks,
@@ -103,10 +118,13 @@ async def chat_stream(
 ) -> AsyncIterator[bytes]:
     """OpenAI's stream of an answer. The client going away stops the task."""
     ended = False
+    heard_at = time.monotonic()
     try:
         yield (sse.OPENING + chunks.opening()).encode()
         async for batch in events:
             frames = ""
+            if batch:
+                heard_at = time.monotonic()
             if batch and batch[-1].terminal:
                 ended = True
                 frames = chunks.frames(batch[:-1]) + chunks.ending(batch[-1])
@@ -114,7 +132,7 @@ async def chat_stream(
                     frames += sse.DONE
             elif batch:
                 frames = chunks.frames(batch)
-            elif pod.closed:
+            elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
                 error = error_object(
                     "This server is going away; the answer was cut.",
                     status=503,
@@ -133,7 +151,7 @@ async def chat_stream(
         yield sse.data_frame(error_object(error.message, status=500, code=error.code)).encode()
     finally:
         if not ended:
-            pod.stop_later(task_id, caller)
+            pod.left(accepted, caller)
 
 
 async def client_gone(request: Request) -> None:

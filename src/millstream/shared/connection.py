@@ -26,12 +26,15 @@ from redis.retry import Retry
 SOCKET_TIMEOUT_S = 1.5
 CONNECT_TIMEOUT_S = 1.0
 POOL_WAIT_S = 2.0
-POOL_SIZE = 32
+POOL_SIZE = 16
 # redis-py leaves the keywords of these untyped.
 _PoolClass: Any = redis.asyncio.BlockingConnectionPool
 _AsyncClass: Any = redis.asyncio.Redis
 _BlockingClass: Any = redis.Redis
 _RETRIED = (RedisConnectionError, RedisTimeoutError)
+
+# A script passes its commands' errors on as plain ResponseErrors. MISCONF: the disk is full.
+_PASSING = ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MISCONF")
 
 # What passes by itself: the network, a restart, a failover, a full memory that is emptied.
 TRANSIENT_ERRORS = (
@@ -49,10 +52,7 @@ def is_transient(error: BaseException) -> bool:
     """Whether a failure of Redis heals by itself, so that trying again later makes sense."""
     if isinstance(error, TRANSIENT_ERRORS):
         return True
-    # A script passes its commands' errors on as plain ResponseErrors.
-    return isinstance(error, ResponseError) and any(
-        word in str(error) for word in ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN")
-    )
+    return isinstance(error, ResponseError) and any(word in str(error) for word in _PASSING)
 
 
 def _socket_options(url: str) -> dict[str, Any]:

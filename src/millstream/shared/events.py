@@ -35,7 +35,7 @@ class Event(NamedTuple):
     @property
     def terminal(self) -> bool:
         """Whether this is the last event of its task."""
-        return self.kind != TOKEN
+        return self.kind in TERMINAL_KINDS
 
     @property
     def token_ids(self) -> list[int]:
@@ -58,6 +58,7 @@ class Event(NamedTuple):
         return _body_decoder.decode(self.data)
 
 
+_UNICODE_BREAKS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
 _text_decoder = msgspec.json.Decoder(str)
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _pod_decoder = msgspec.msgpack.Decoder(list[list[Any]])
@@ -66,7 +67,12 @@ _encode_text = msgspec.json.Encoder().encode
 
 def token_data(text: str) -> str:
     """The data of a token event."""
-    return _encode_text(text).decode()
+    data = _encode_text(text).decode()
+    if not data.isascii():
+        # Line breaks to Unicode, though not to SSE: some clients split lines at them.
+        for character, escape in _UNICODE_BREAKS:
+            data = data.replace(character, escape)
+    return data
 
 
 def error_data(message: str, *, code: str, param: str | None = None, kind: str) -> str:

@@ -11,7 +11,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:task:<id>` | HASH | while the task lives, then RESULT_TTL_S |
 | `{ms:k}:log:<id>` | STREAM `1-0`, `2-0`, … | as the task |
 | `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
-| `{ms:k}:idem:<caller>:<key>` | STRING | a day |
+| `{ms:k}:idem:<hash of caller and key>` | HASH task, body | a day |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
 | `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |

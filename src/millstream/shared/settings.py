@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -113,7 +114,15 @@ class Settings(BaseSettings):
     def _known_scheme(cls, url: str) -> str:
         if not url.startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("must begin with redis://, rediss:// or unix://")
+        _ = urlsplit(url).port  # raises ValueError for one that is no number
         return url
+
+    @field_validator("model")
+    @classmethod
+    def _one_line(cls, name: str) -> str:
+        if not name.isprintable():
+            raise ValueError("must have printable characters only")
+        return name
 
     @property
     def model_name(self) -> str:

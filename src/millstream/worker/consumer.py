@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import time
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
@@ -29,6 +30,7 @@ class Consumer:
         self._worker_id = worker_id
         self._bell = asyncio.Event()
         self._sweep = True
+        self._sweep_at = 0.0
         self._recover = False
         self._rung = False
         self._stopping = False
@@ -52,17 +54,19 @@ class Consumer:
                 more = await self._claim()
             except RedisError as error:
                 if not is_transient(error):
-                    logger.exception("claim was refused")
+                    logger.error("claim was refused: %s", error)
                 # The answer may have been lost on its way: look what is ours already.
-                self._recover = True
+                self._recover = self._sweep = True
                 await self._pause(delay)
                 delay = min(2 * delay, RETRY_MOST_S)
                 continue
             delay = RETRY_FIRST_S
             if not more:
-                poll = min(POLL_MOST_S, heartbeat_interval(self._settings.lease_s))
-                if not await self._pause(poll * random.uniform(0.75, 1.25)):  # noqa: S311
-                    self._sweep = True
+                await self._pause(self._poll())
+
+    def _poll(self) -> float:
+        poll = min(POLL_MOST_S, heartbeat_interval(self._settings.lease_s))
+        return poll * random.uniform(0.75, 1.25)  # noqa: S311 - workers must not move in step
 
     async def _pause(self, seconds: float) -> bool:
         """Wait for a bell; False when none came."""
@@ -77,8 +81,11 @@ class Consumer:
     async def _claim(self) -> bool:
         """Go round the shards once; True when more may be had at once."""
         settings = self._settings
-        sweep, recover, rung = self._sweep, self._recover, self._rung
-        self._rung = False
+        now = time.monotonic()
+        # Bells do not put the sweep off: a busy fleet has dead workers too.
+        sweep = self._sweep or now >= self._sweep_at
+        recover, rung = self._recover, self._rung
+        self._sweep = self._recover = self._rung = False
         more = False
         for shard in range(settings.shards):
             free = settings.max_concurrent - self._runner.running
@@ -104,5 +111,6 @@ class Consumer:
             for claim in claims:
                 self._runner.start(claim)
             more |= waiting > 0 and len(claims) > 0 and not rung
-        self._sweep = self._recover = False
+        if sweep:
+            self._sweep_at = now + self._poll()
         return more

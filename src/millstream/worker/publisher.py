@@ -74,7 +74,7 @@ class Publisher:
                 await self._write(list(batch.values()))
             except RedisError as error:
                 if not is_transient(error):
-                    logger.exception("append was refused")
+                    logger.error("append was refused: %s", error)
                 # What was written is not known: the same rows again, the script skips what it has.
                 self._dirty = {**batch, **self._dirty}
                 self._wake.set()

@@ -6,7 +6,7 @@ from typing import Any
 from millstream.api.errors import error_object
 from millstream.api.openai.schemas import ChatCompletionRequest, ChatMessage, Sampling
 from millstream.api.sse import data_frame
-from millstream.shared.events import Event
+from millstream.shared.events import TOKEN, Event
 from millstream.shared.schemas import Message, SamplingParams, to_json
 from millstream.shared.states import TaskState
 
@@ -92,7 +92,9 @@ class ChatChunks:
     def frames(self, events: Sequence[Event]) -> str:
         """The frames of token events; one without text has none."""
         return "".join(
-            f"{self._delta}{event.data}{self._delta_tail}" for event in events if event.data != '""'
+            f"{self._delta}{event.data}{self._delta_tail}"
+            for event in events
+            if event.kind == TOKEN and event.data != '""'
         )
 
     def ending(self, event: Event) -> str:

@@ -4,7 +4,7 @@ A field that is not here, or holds what the fleet cannot do, gets a 400 that nam
 ignored in silence but what has no effect on the answer.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -13,6 +13,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 MAX_MESSAGES = 10_000
 MAX_STOPS = 16
+MAX_PARTS = 1_000
 
 
 class Body(BaseModel):
@@ -30,12 +31,12 @@ class Sampling(Body):
     seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
 
-    @field_validator("stop")
+    @field_validator("stop", mode="before")
     @classmethod
-    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
-        if isinstance(value, list) and len(value) > MAX_STOPS:
+    def _few_stops(cls, value: Any) -> Any:
+        if isinstance(value, list) and len(cast("list[Any]", value)) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop strings")
-        return value
+        return cast("Any", value)
 
 
 class TextPart(Body):
@@ -45,11 +46,15 @@ class TextPart(Body):
     text: str
 
 
+# Fail fast here and below: a hundred thousand wrong items are one fault, not as many.
+Parts = Annotated[list[TextPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
 class ChatMessage(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     name: str | None = Field(default=None, max_length=64)
     refusal: None = None
 
@@ -67,6 +72,11 @@ class ChatMessage(Body):
         return self.content or ""
 
 
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+]
+
+
 class StreamOptions(Body):
     """What a stream carries besides the text."""
 
@@ -78,12 +88,12 @@ class ChatCompletionRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
     model: ModelName | None = None
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    n: Literal[1] | None = None
+    n: int | None = Field(default=None, ge=1, le=1, description="Only 1 so far")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logprobs: bool | None = None
@@ -118,23 +128,11 @@ class ChatCompletionRequest(Sampling):
             raise ValueError('only {"type": "text"} is supported so far')
         return value
 
-    @model_validator(mode="after")
-    def _options_need_stream(self) -> "ChatCompletionRequest":
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream: true")
-        return self
-
 
 class TaskBody(Sampling):
     """`POST /tasks`: the native form."""
 
     model: ModelName | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    messages: Messages | None = None
     prompt: str | None = Field(default=None, min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> "TaskBody":
-        if (self.messages is None) == (self.prompt is None):
-            raise ValueError("give either messages or prompt")
-        return self

@@ -15,7 +15,14 @@ from millstream.api.openai import mapping
 from millstream.api.openai.schemas import ChatCompletionRequest
 from millstream.api.pod import Pod, caller_of, pod_of
 from millstream.api.routes.openapi import json_body
-from millstream.api.streams import Silence, chat_stream, client_gone, event_stream
+from millstream.api.streams import (
+    CLOSING_SILENCE_S,
+    Silence,
+    chat_stream,
+    client_gone,
+    event_stream,
+)
+from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.states import TaskState
 
@@ -24,6 +31,8 @@ router = APIRouter(tags=["openai"])
 # How long a stream's headers wait for the worker's word on the prompt: only a worker can count its
 # tokens, and a free one does so in less, so that a prompt beyond the context is an honest 400.
 FIRST_WORD_S = 0.15
+# The fleet has tried as often as it may; OpenAI's clients would begin all over again.
+NO_RETRY = {"x-should-retry": "false"}
 
 
 @router.post(
@@ -39,14 +48,18 @@ async def create_chat_completion(
     """An answer to a conversation, whole or as a stream."""
     limit = largest_body(pod.settings.max_prompt_chars)
     body, raw = await read_body(request, ChatCompletionRequest, most=limit)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    key = request.headers.get("idempotency-key")
     accepted = await pod.admission.submit(
         caller=caller,
         model=body.model,
         sampling=mapping.sampling_of(body, mapping.chat_max_tokens(body)),
         messages=mapping.messages_of(body.messages),
-        idempotency_key=request.headers.get("idempotency-key"),
+        idempotency_key=key,
         body=raw,
-        attached=True,
+        # Who sends a key means to come back for the answer: it is not bound to this connection.
+        attached=key is None,
     )
     task_id, created = accepted.task_id, int(time.time())
     headers = {"x-task-id": task_id}
@@ -55,7 +68,7 @@ async def create_chat_completion(
     if not body.stream:
         return await _whole(request, pod, accepted, caller, events)
 
-    first = await _first_word(pod, task_id, caller, events)
+    first = await _first_word(pod, accepted, caller, events)
     if first.done() and not first.exception() and (batch := first.result()):
         refused = _refused(batch[0])
         if refused is not None:
@@ -69,14 +82,14 @@ async def create_chat_completion(
     )
     return event_stream(
         chat_stream(
-            pod, task_id, caller, chunks=chunks, events=_after(first, events), silence=silence
+            pod, accepted, caller, chunks=chunks, events=_after(first, events), silence=silence
         ),
         headers,
     )
 
 
 async def _first_word(
-    pod: Pod, task_id: str, caller: str, events: AsyncGenerator[list[Event]]
+    pod: Pod, accepted: Accepted, caller: str, events: AsyncGenerator[list[Event]]
 ) -> "asyncio.Task[list[Event]]":
     """The next batch, waited for only so long; it may still be under way."""
     deadline = time.monotonic() + FIRST_WORD_S
@@ -87,7 +100,7 @@ async def _first_word(
             if not first.done() or first.exception() or first.result():
                 return first
     except asyncio.CancelledError:
-        pod.stop_later(task_id, caller)
+        pod.left(accepted, caller)
         raise
 
 
@@ -115,7 +128,7 @@ def _refused(event: Event) -> Response | None:
     if event.kind != TaskState.FAILED:
         return None
     status, body = failed_task(event.body["error"])
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, NO_RETRY)
 
 
 async def _whole(
@@ -132,10 +145,10 @@ async def _whole(
     try:
         await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not collecting.done():
-            pod.stop_later(task_id, caller)
+            pod.left(accepted, caller)
             return Response(status_code=499)  # nobody reads it
     except asyncio.CancelledError:
-        pod.stop_later(task_id, caller)
+        pod.left(accepted, caller)
         raise
     finally:
         gone.cancel()
@@ -144,7 +157,7 @@ async def _whole(
     text, last = collecting.result()
     headers = {"x-task-id": task_id}
     if last is None:
-        pod.stop_later(task_id, caller)
+        pod.left(accepted, caller)
         error = error_object("This server is going away.", status=503, code="server_closing")
         return JSONResponse(error, 503, {**headers, "Retry-After": "1"})
     if last.kind == TaskState.COMPLETED:
@@ -155,16 +168,19 @@ async def _whole(
     if last.kind == TaskState.CANCELLED:
         return JSONResponse(mapping.unfinished(last), 409, headers)
     status, body = failed_task(last.body["error"])
-    return JSONResponse(body, status, headers)
+    return JSONResponse(body, status, {**headers, **NO_RETRY})
 
 
 async def _collect(pod: Pod, events: AsyncGenerator[list[Event]]) -> tuple[str, Event | None]:
     """All text and the last event; None when the pod closes first."""
     texts: list[str] = []
+    heard_at = time.monotonic()
     async for batch in events:
         texts += [event.text for event in batch if event.kind == TOKEN]
         if batch and batch[-1].terminal:
             return "".join(texts), batch[-1]
-        if not batch and pod.closed:
+        if batch:
+            heard_at = time.monotonic()
+        elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
             break
     return "", None

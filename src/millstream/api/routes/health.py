@@ -12,12 +12,14 @@ from millstream.shared.errors import FleetUnavailable, NoWorker
 router = APIRouter(tags=["health"])
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
     """The process answers; nothing else is looked at."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False, response_model=None)
 @router.get("/ready", response_model=None)
 async def ready(pod: Pod = Depends(pod_of)) -> dict[str, str] | JSONResponse:  # noqa: B008
     """Tasks sent here are accepted: Redis answers, and some worker has been ready before."""

@@ -14,7 +14,7 @@ from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
 from millstream.api.streams import event_stream, native_stream
 from millstream.shared.connection import RedisError
-from millstream.shared.errors import EventOutOfRange
+from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.events import TOKEN
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import Usage, shard_of
@@ -34,6 +34,9 @@ async def create_task(
     """Take a task; it runs to its end whether anyone reads or not."""
     limit = largest_body(pod.settings.max_prompt_chars)
     body, raw = await read_body(request, TaskBody, most=limit)
+    if (body.messages is None) == (body.prompt is None):
+        given = "messages" if body.messages is None else "prompt"
+        raise InvalidRequest("Give either messages or prompt.", param=given)
     accepted = await pod.admission.submit(
         caller=caller,
         model=body.model,

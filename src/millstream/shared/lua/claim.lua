@@ -45,7 +45,7 @@ local function take_over(id, task, entry)
     local lost = tonumber(task.lost or 0)
     lost = (seq > tonumber(task.lost_seq or -1)) and 1 or lost + 1
     if lost >= max_attempts then
-      local message = 'Given up: ' .. int(lost) .. ' workers were lost at this task'
+      local message = 'Given up after ' .. int(lost) .. ' attempts without progress'
       if (task.last_error or '') ~= '' then message = message .. '; the last: ' .. task.last_error end
       task.entry = entry
       finish(id, task, 'failed', '{"error": {"message": ' .. cjson.encode(message)

@@ -3,7 +3,7 @@
 -- worker or restart can undo it. Its worker is told, and every append of it is refused besides.
 -- KEYS: task
 -- ARGV: id, caller, result_ttl_s
--- -> {state, prompt tokens, completion tokens, error or ''} | {'unknown'} | {'expired'}
+-- -> {state, prompt tokens, completion tokens} | {'unknown'} | {'expired'}
 local id = ARGV[1]
 local task = read_task(id)
 if not task.state then

@@ -1,0 +1,85 @@
+"""HTTP as uvicorn reads it, with bounds: a request's head may neither be endless nor take for ever.
+
+httptools, uvicorn's faster parser, bounds neither; what it has not parsed to the end stays in
+memory, and a client that says nothing keeps its socket.
+"""
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from millstream.api.errors import error_object
+from millstream.shared.schemas import to_json
+
+HEAD_BYTES = 65_536  # request line and headers; nginx's default is half of that
+HEAD_S = 30.0
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's protocol; also answers what is no HTTP in the shape of all other errors."""
+
+    _head_bytes = 0
+    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes before the headers are complete."""
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_timer is None:  # the next request on a connection kept alive
+                self._begin_head(len(data))
+        super().data_received(data)
+        if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, "The request's headers are too large.", "headers_too_large")
+
+    def on_headers_complete(self) -> None:
+        """The head is over."""
+        self._in_head = False
+        self._end_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """What comes next is another head; how long to wait for it is the keep-alive's affair."""
+        super().on_message_complete()
+        self._in_head = True
+        self._head_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(400, f"{msg.removesuffix('.')}.", "invalid_http")
+
+    def _begin_head(self, size: int = 0) -> None:
+        self._in_head = True
+        self._head_bytes = size
+        self._head_timer = self.loop.call_later(HEAD_S, self._too_late)
+
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _too_late(self) -> None:
+        self._head_timer = None
+        if self._in_head and not self.transport.is_closing():
+            self._refuse(408, f"No request came within {HEAD_S:g} s.", "request_timeout")
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        body = to_json(error_object(message, status=status, code=code))
+        reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Header Fields Too Large"}
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+            b"access-control-allow-origin: *\r\nconnection: close\r\n\r\n%s"
+            % (status, reasons[status], len(body), body)
+        )
+        self.transport.close()
