@@ -30,7 +30,7 @@ def check_api() -> str | None:
 
 async def check_worker() -> str | None:
     """Look up this host's workers in the fleet's roster: a worker listens on no port of its own."""
-    from millstream.shared.connection import is_transient, open_redis
+    from millstream.shared.connection import RedisError, open_redis
     from millstream.shared.registry import read_workers
     from millstream.shared.scripts import Scripts
     from millstream.shared.settings import read_settings
@@ -41,10 +41,8 @@ async def check_worker() -> str | None:
     try:
         async with open_redis(settings.redis_url, pool_size=1) as client:
             workers = await read_workers(Scripts(client), lease_s=settings.lease_s)
-    except Exception as error:
-        if not is_transient(error):
-            raise
-        return f"Redis cannot be reached: {error}"
+    except RedisError as error:
+        return f"Redis: {error}"
     states = {worker.state for worker in workers if worker.host == host}
     if not states:
         return f"no worker of host {host} is in the roster"
