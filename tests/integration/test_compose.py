@@ -238,12 +238,7 @@ async def _worker_goes(cluster: ComposeCluster, http: httpx.AsyncClient) -> None
 
 
 async def _pod_goes(cluster: ComposeCluster, http: httpx.AsyncClient) -> None:
-    """SIGTERM of one pod under load: the other takes over.
-
-    A request that meets its connection at the very moment the pod closes it gets a 502 with
-    Retry-After, for a POST must not be sent twice (1 in 5,000 here, at 300 requests/s and a
-    SIGTERM each second).
-    """
+    """SIGTERM of one pod under load: the other takes over, and no request is lost (B66)."""
     statuses: list[int] = []
     done = False
 
@@ -259,8 +254,7 @@ async def _pod_goes(cluster: ComposeCluster, http: httpx.AsyncClient) -> None:
     done = True
     await asyncio.gather(*clients)
     assert len(statuses) > 50
-    assert statuses.count(200) >= len(statuses) - 2, Counter(statuses)
-    assert set(statuses) <= {200, 502}
+    assert statuses.count(200) == len(statuses), Counter(statuses)
 
 
 async def _all_pods_go(cluster: ComposeCluster, http: httpx.AsyncClient) -> None:

@@ -44,7 +44,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         app.include_router(module.router)
     describe(app)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
-    if not origins:
+    if origins == ["none"]:
         return app, app
     return app, CORSMiddleware(
         app,

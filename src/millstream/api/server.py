@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from millstream.api.app import create_app
 from millstream.api.http import BoundedHttp
+from millstream.api.pod import Pod
 from millstream.shared.errors import MillstreamError, SettingsError
 from millstream.shared.log import set_up_logging
 from millstream.shared.settings import Settings
@@ -16,6 +17,8 @@ from millstream.shared.settings import Settings
 # that opened it must be the one to close it, or a request meets a closed socket.
 KEEP_ALIVE_S = 75
 BACKLOG = 4096
+# How long requests are still taken after the signal; balancers look every second or so.
+LINGER_S = 1.0
 
 
 class _Server(uvicorn.Server):
@@ -24,15 +27,25 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
+        self._leaving = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        pod = getattr(self._app.state, "pod", None)
-        if pod is not None:
-            pod.loop.call_soon_threadsafe(pod.close_streams)
         # Not uvicorn's own handler: it raises the signal again at the end, and a drained pod would
         # look killed.
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        pod: Pod | None = getattr(self._app.state, "pod", None)
+        if pod is None or self._leaving:
+            self.force_exit = self._leaving
+            self.should_exit = True
+            return
+        self._leaving = True
+        # A request that is on its way while the sockets close would be lost: take what comes for a
+        # little longer, and close each connection with its answer.
+        self.server_state.default_headers.append((b"connection", b"close"))
+        pod.loop.call_soon_threadsafe(self._leave, pod)
+
+    def _leave(self, pod: Pod) -> None:
+        pod.close_streams()
+        pod.loop.call_later(LINGER_S, setattr, self, "should_exit", True)
 
 
 def serve(settings: Settings) -> int:

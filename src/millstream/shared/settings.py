@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     )
     cors_origins: str = Field(
         default="*",
-        description="Origins whose pages may call the API, with commas between; empty: none.",
+        description="Origins whose pages may call the API, comma-separated; `none`: no page may.",
     )
     log_format: Literal["text", "json"] = Field(default="text", description="`text` or `json`.")
     fake_tokens_per_s: float = Field(
