@@ -108,7 +108,7 @@ async def test_each_example_runs_as_it_stands(block: Block, url: str, tmp_path: 
         assert output.count('"delta"') > 60
     elif "curl" in block.text:
         answer = json.loads(output)
-        assert answer["usage"]["completion_tokens"] == 40
+        assert answer["usage"]["completion_tokens"] == 64
         assert answer["model"] == MODEL
     elif "connect_sse" in block.text:
         *_, text, status = output.splitlines()

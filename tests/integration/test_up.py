@@ -191,3 +191,17 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=2).status_code == 200
     except httpx.TransportError:
         return False
+
+
+async def test_models_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path, "--model", "old") as up:
+        assert await ask(await up.ready(), "old")
+    async with UpProcess(tmp_path, "--model", "one", "--model", "two") as up:
+        url = await up.ready()
+        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+            # Ready means that every model is.
+            listed = (await http.get("/v1/models")).json()["data"]
+            assert [model["id"] for model in listed] == ["one", "two"]
+            answer = await http.post("/tasks", json={"model": "old", "prompt": "x"})
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "model_not_found"

@@ -93,7 +93,8 @@ def _explain(error: OSError, host: str, port: int) -> MillstreamError:
 
 def _taken(port: int) -> PortTaken:
     return PortTaken(
-        f"port {port} is taken by another program; stop that one, or choose another by --port"
+        f"port {port} is taken by another program; stop that one, or choose another by --port "
+        f"(make run ARGS='--port {port + 1000 if port < 64000 else port - 1000}')"
     )
 
 

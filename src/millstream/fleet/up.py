@@ -135,6 +135,8 @@ class Fleet:
                 screen=self._screen,
                 lease_s=settings.lease_s,
                 url=urls[0],
+                models=[model.name for model in models],
+                owned=embedded,
                 announce=announce,
             )
         )

@@ -27,13 +27,21 @@ async def watch(
     screen: Screen,
     lease_s: float,
     url: str,
+    models: Sequence[str],
+    owned: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Show what starting workers do; announce the first model that can be asked at `url`."""
+    """Show what starting workers do; announce it when all models can be asked at `url`.
+
+    On a Redis of its own, the fleet is all there is: models of an earlier start are forgotten, or
+    a request for one would wait for a worker that does not come.
+    """
     progress = Progress()
     announced = False
     async with open_redis(redis_url, pool_size=2) as client:
         scripts = Scripts(client)
+        if owned:
+            await scripts.forget_models(keep=models)
         while True:
             workers = await _read_roster(scripts, supervisors, lease_s=lease_s)
             names = {
@@ -45,10 +53,10 @@ async def watch(
                 if state != WorkerState.STARTING or not screen.moving:
                     screen.say(line)
             screen.working(summary(names, workers))
-            first = next((item for item in workers if item.state == WorkerState.READY), None)
-            if not announced and first is not None and await _takes_work(url):
+            ready = {item.model for item in workers if item.state == WorkerState.READY}
+            if not announced and ready.issuperset(models) and await _takes_work(url):
                 announced = True
-                announce(first.model)
+                announce(models[0])
             calm = announced and all(item.ready for item in supervisors)
             await asyncio.sleep(_CALM_POLL_S if calm else _POLL_S)
 

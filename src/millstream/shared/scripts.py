@@ -304,6 +304,12 @@ class Scripts:
         rows: dict[bytes, bytes] = await self._client.hgetall(keys.MODELS)
         return {model.decode(): int(seen) / 1000 for model, seen in rows.items()}
 
+    async def forget_models(self, *, keep: Sequence[str]) -> None:
+        """Forget all models that a worker was once ready for, but these."""
+        for model in await self.remembered_models():
+            if model not in keep:
+                await self._client.hdel(keys.MODELS, model)
+
     async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
         """All of a task's state but its request; empty where there is no such task."""
         rows: dict[bytes, bytes] = await self._client.hgetall(shard.task(task_id))
