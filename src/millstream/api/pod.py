@@ -7,9 +7,9 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from millstream.api.admission import Accepted, Admission
 from millstream.api.directory import Directory
@@ -183,3 +183,7 @@ def pod_of(request: Request) -> Pod:
 def caller_of(request: Request) -> str:
     """Whose request it is (a FastAPI dependency); everyone's, while there are no keys."""
     return ANONYMOUS
+
+
+CurrentPod = Annotated[Pod, Depends(pod_of)]
+Caller = Annotated[str, Depends(caller_of)]

@@ -1,6 +1,5 @@
 """What `millstream api` runs: the pod under uvicorn."""
 
-import socket
 from types import FrameType
 
 import uvicorn
@@ -9,7 +8,7 @@ from fastapi import FastAPI
 from millstream.api.app import create_app
 from millstream.api.http import BoundedHttp
 from millstream.api.pod import Pod
-from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.listener import bind
 from millstream.shared.log import set_up_logging
 from millstream.shared.settings import Settings
 
@@ -53,7 +52,7 @@ def serve(settings: Settings) -> int:
 
     Raises:
         SettingsError: the host is no address of this machine.
-        MillstreamError: the port cannot be had.
+        PortTaken: another program has the port.
     """
     set_up_logging(settings.log_format)
     app, served = create_app(settings)
@@ -68,29 +67,8 @@ def serve(settings: Settings) -> int:
         backlog=BACKLOG,
     )
     server = _Server(config, app)
-    with _listen(settings.host, settings.port) as listener:
+    # Before anything is started: uvicorn would first join the fleet, then find the port taken.
+    with bind(settings.host, settings.port) as listener:
+        listener.listen(BACKLOG)
         server.run(sockets=[listener])
     return 0 if server.started else 1
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Take the port before anything is started: uvicorn would first join the fleet, then fail."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise SettingsError(f"cannot listen on host {host!r}: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.set_inheritable(False)
-    except OSError as error:
-        listener.close()
-        raise MillstreamError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; "
-            "choose another by MILLSTREAM_HOST and MILLSTREAM_PORT"
-        ) from None
-    return listener

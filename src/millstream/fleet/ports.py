@@ -1,19 +1,15 @@
 """Finds out, before anything is started, whether the ports of the API pods are free."""
 
 import contextlib
-import errno
 import socket
 
-from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.errors import SettingsError
+from millstream.shared.listener import bind, explain, taken
 
 WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound here
 """Addresses that mean every interface, and where to reach them from this machine."""
 
 _CONNECT_S = 0.5
-
-
-class PortTaken(MillstreamError):
-    """Another program listens on a port that an API pod was to have."""
 
 
 def choose_ports(host: str, first: int, count: int) -> list[int]:
@@ -41,12 +37,12 @@ def check_port(host: str, port: int) -> None:
     hence the attempt to connect.
     """
     if _answers(host, port):
-        raise _taken(port)
-    with contextlib.closing(_bind(host, port)) as listener:
+        raise taken(port)
+    with contextlib.closing(bind(host, port)) as listener:
         try:
             listener.listen(1)
         except OSError as error:
-            raise _explain(error, host, port) from None
+            raise explain(error, host, port) from None
 
 
 def url_of(host: str, port: int) -> str:
@@ -58,44 +54,8 @@ def url_of(host: str, port: int) -> str:
 def _free_ports(host: str, count: int) -> list[int]:
     # All are held until the last is found, or the kernel might give one twice.
     with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(contextlib.closing(_bind(host, 0))) for _ in range(count)]
+        listeners = [stack.enter_context(contextlib.closing(bind(host, 0))) for _ in range(count)]
         return [listener.getsockname()[1] for listener in listeners]
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise SettingsError(f"cannot listen on host {host!r}: {error.strerror}") from None
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _explain(error, host, port) from None
-    return listener
-
-
-def _explain(error: OSError, host: str, port: int) -> MillstreamError:
-    match error.errno:
-        case errno.EADDRINUSE:
-            return _taken(port)
-        case errno.EACCES:
-            return SettingsError(f"port {port} needs more rights; choose one above 1023 by --port")
-        case errno.EADDRNOTAVAIL:
-            return SettingsError(f"{host} is not an address of this machine; change --host")
-        case _:
-            return MillstreamError(f"cannot listen on {host}, port {port}: {error.strerror}")
-
-
-def _taken(port: int) -> PortTaken:
-    return PortTaken(
-        f"port {port} is taken by another program; stop that one, or choose another by --port "
-        f"(make run ARGS='--port {port + 1000 if port < 64000 else port - 1000}')"
-    )
 
 
 def _answers(host: str, port: int) -> bool:

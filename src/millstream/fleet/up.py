@@ -177,8 +177,12 @@ class Fleet:
         await asyncio.gather(
             *(item.stop(drain_s=drain_s, force=self._force) for item in self._supervisors)
         )
-        for task in self._tasks:
-            task.cancel()
+        # Again where it did not take: a client that is just connecting can swallow a cancellation.
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=0.5)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._valkey is not None:
             await self._valkey.stop()

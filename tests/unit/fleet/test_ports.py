@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.fleet.ports import PortTaken, check_port, choose_ports, url_of
+from millstream.fleet.ports import check_port, choose_ports, url_of
 from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.listener import PortTaken
 
 
 @pytest.fixture(params=["plain", "reuse", "wildcard", "reuseport"])

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api.admission import Accepted
@@ -13,7 +13,7 @@ from millstream.api.body import largest_body, read_body
 from millstream.api.errors import error_object, failed_task
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import ChatCompletionRequest
-from millstream.api.pod import Pod, caller_of, pod_of
+from millstream.api.pod import Caller, CurrentPod, Pod
 from millstream.api.routes.openapi import json_body
 from millstream.api.streams import (
     CLOSING_SILENCE_S,
@@ -42,8 +42,8 @@ NO_RETRY = {"x-should-retry": "false"}
 )
 async def create_chat_completion(
     request: Request,
-    pod: Pod = Depends(pod_of),  # noqa: B008
-    caller: str = Depends(caller_of),
+    pod: CurrentPod,
+    caller: Caller,
 ) -> Response:
     """An answer to a conversation, whole or as a stream."""
     limit = largest_body(pod.settings.max_prompt_chars)

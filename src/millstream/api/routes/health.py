@@ -1,10 +1,10 @@
 """`/health`: the process lives. `/ready`: it can take work."""
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from millstream.api.errors import error_response
-from millstream.api.pod import Pod, pod_of
+from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import FleetUnavailable, NoWorker
@@ -21,7 +21,7 @@ async def health() -> dict[str, str]:
 
 @router.head("/ready", include_in_schema=False, response_model=None)
 @router.get("/ready", response_model=None)
-async def ready(pod: Pod = Depends(pod_of)) -> dict[str, str] | JSONResponse:  # noqa: B008
+async def ready(pod: CurrentPod) -> dict[str, str] | JSONResponse:
     """Tasks sent here are accepted: Redis answers, and some worker has been ready before."""
     if pod.closing:
         return error_response(FleetUnavailable("This pod is going away.", code="server_closing"))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
-from millstream.api.pod import Pod, pod_of
+from millstream.api.pod import CurrentPod, Pod
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import UnknownModel
@@ -24,14 +24,14 @@ async def _served(pod: Pod) -> dict[str, int]:
 
 
 @router.get("/v1/models")
-async def list_models(pod: Pod = Depends(pod_of)) -> dict[str, Any]:  # noqa: B008
+async def list_models(pod: CurrentPod) -> dict[str, Any]:
     """The models that live workers serve."""
     served = await _served(pod)
     return {"object": "list", "data": [_model(name, served[name]) for name in sorted(served)]}
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(name: str, pod: Pod = Depends(pod_of)) -> dict[str, Any]:  # noqa: B008
+async def get_model(name: str, pod: CurrentPod) -> dict[str, Any]:
     """One model that live workers serve."""
     served = await _served(pod)
     if name not in served:

@@ -1,15 +1,15 @@
 """`/tasks`: the native form, made to be left and come back to."""
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api.body import largest_body, read_body
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import TaskBody
-from millstream.api.pod import Pod, caller_of, pod_of
+from millstream.api.pod import Caller, CurrentPod
 from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
 from millstream.api.streams import event_stream, native_stream
@@ -28,8 +28,8 @@ _EVENT_ID = re.compile(r"\d{1,15}", re.ASCII)
 @router.post("/tasks", status_code=202, openapi_extra=json_body(TaskBody))
 async def create_task(
     request: Request,
-    pod: Pod = Depends(pod_of),  # noqa: B008
-    caller: str = Depends(caller_of),
+    pod: CurrentPod,
+    caller: Caller,
 ) -> JSONResponse:
     """Take a task; it runs to its end whether anyone reads or not."""
     limit = largest_body(pod.settings.max_prompt_chars)
@@ -64,8 +64,8 @@ async def create_task(
 @router.get("/tasks/{task_id}")
 async def get_task(
     task_id: str,
-    pod: Pod = Depends(pod_of),  # noqa: B008
-    caller: str = Depends(caller_of),
+    pod: CurrentPod,
+    caller: Caller,
 ) -> dict[str, Any]:
     """How a task stands, with its text so far."""
     page = await pod.relay.page(task_id, caller, after=0)  # also says whose it is
@@ -107,10 +107,10 @@ def _seconds(milliseconds: str | None) -> float | None:
 @router.get("/tasks/{task_id}/stream", response_model=None)
 async def stream_task(
     task_id: str,
-    last_event_id: str | None = Query(default=None),
-    last_event_id_header: str | None = Header(default=None, alias="last-event-id"),
-    pod: Pod = Depends(pod_of),  # noqa: B008
-    caller: str = Depends(caller_of),
+    pod: CurrentPod,
+    caller: Caller,
+    last_event_id: Annotated[str | None, Query()] = None,
+    last_event_id_header: Annotated[str | None, Header(alias="last-event-id")] = None,
 ) -> Response:
     """A task's events after the one the client has, and then as they come."""
     # A browser that reconnects repeats the first URL and adds the header: the header is newer.
@@ -137,8 +137,8 @@ async def stream_task(
 @router.delete("/tasks/{task_id}")
 async def stop_task(
     task_id: str,
-    pod: Pod = Depends(pod_of),  # noqa: B008
-    caller: str = Depends(caller_of),
+    pod: CurrentPod,
+    caller: Caller,
 ) -> dict[str, Any]:
     """End a task now; one that has ended stays as it was."""
     state, usage = await pod.stop(task_id, caller)

@@ -1,0 +1,54 @@
+"""Takes the address a server listens on, or says in one line why it cannot be had."""
+
+import errno
+import socket
+
+from millstream.shared.errors import MillstreamError, SettingsError
+
+
+class PortTaken(MillstreamError):
+    """Another program listens on a port that an API pod was to have."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to an address, not listening yet.
+
+    Raises:
+        PortTaken: another program has the port.
+        SettingsError: the host or the port can never be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise SettingsError(f"cannot listen on host {host!r}: {error.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise explain(error, host, port) from None
+    return listener
+
+
+def explain(error: OSError, host: str, port: int) -> MillstreamError:
+    """What to tell a person about an address that cannot be had."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return taken(port)
+        case errno.EACCES:
+            return SettingsError(f"port {port} needs more rights; choose one above 1023 by --port")
+        case errno.EADDRNOTAVAIL:
+            return SettingsError(f"{host} is not an address of this machine; change --host")
+        case _:
+            return MillstreamError(f"cannot listen on {host}, port {port}: {error.strerror}")
+
+
+def taken(port: int) -> PortTaken:
+    """The error for a port that somebody has."""
+    return PortTaken(
+        f"port {port} is taken by another program; stop that one, or choose another by --port "
+        f"(make run ARGS='--port {port + 1000 if port < 64000 else port - 1000}')"
+    )
