@@ -141,13 +141,16 @@ class Worker:
         except TimeoutError:
             logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
         finally:
-            for task in background:
-                task.cancel()
-            results = await asyncio.gather(*background, return_exceptions=True)
+            # Again where it did not take: a client that is just connecting can swallow it.
+            left = set(background)
+            while left:
+                for task in left:
+                    task.cancel()
+                _, left = await asyncio.wait(left, timeout=0.5)
             runner.close()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        for task in background:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
 
     def _enter(self, state: WorkerState, lease: LeaseKeeper) -> None:
         self._state = state
