@@ -1,5 +1,7 @@
 """What `millstream api` runs: the pod under uvicorn."""
 
+import asyncio
+import socket
 from types import FrameType
 
 import uvicorn
@@ -16,17 +18,21 @@ from millstream.shared.settings import Settings
 # that opened it must be the one to close it, or a request meets a closed socket.
 KEEP_ALIVE_S = 75
 BACKLOG = 4096
-# How long requests are still taken after the signal; balancers look every second or so.
+# How long connections are still taken after the signal; balancers look every second or so.
 LINGER_S = 1.0
+# How long a connection that was taken may stay without a request after that.
+LAST_REQUESTS_S = 0.5
 
 
 class _Server(uvicorn.Server):
     """uvicorn, which tells the pod first that it will go, and exits with 0 when it has drained."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, listener: socket.socket) -> None:
         super().__init__(config)
         self._app = app
+        self._listener = listener
         self._leaving = False
+        self._late: set[asyncio.Task[object]] = set()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not uvicorn's own handler: it raises the signal again at the end, and a drained pod would
@@ -38,13 +44,40 @@ class _Server(uvicorn.Server):
             return
         self._leaving = True
         # A request that is on its way while the sockets close would be lost: take what comes for a
-        # little longer, and close each connection with its answer.
-        self.server_state.default_headers.append((b"connection", b"close"))
+        # little longer, and close each connection with its answer. (uvicorn makes its default
+        # headers anew each second, out of these.)
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)
+        self.server_state.default_headers.append(close)
         pod.loop.call_soon_threadsafe(self._leave, pod)
 
     def _leave(self, pod: Pod) -> None:
         pod.close_streams()
-        pod.loop.call_later(LINGER_S, setattr, self, "should_exit", True)
+        pod.loop.call_later(LINGER_S, self._stop_listening, pod.loop)
+
+    def _stop_listening(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Closing a socket resets what the kernel has connected and nobody has accepted: accept all
+        # of it, and close before the loop can turn. uvicorn would then close each connection that
+        # has no request yet, also one whose request is a packet away.
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                break
+            connection.setblocking(False)
+            late = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+            self._late.add(late)
+            late.add_done_callback(self._late.discard)
+        for server in self.servers:
+            server.close()
+        loop.call_later(LAST_REQUESTS_S, setattr, self, "should_exit", True)
+
+    def _protocol(self) -> BoundedHttp:
+        return BoundedHttp(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
 
 def serve(settings: Settings) -> int:
@@ -66,9 +99,9 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         backlog=BACKLOG,
     )
-    server = _Server(config, app)
-    # Before anything is started: uvicorn would first join the fleet, then find the port taken.
+        # Before anything is started: uvicorn would first join the fleet, then find the port taken.
     with bind(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
+        server = _Server(config, app, listener)
         server.run(sockets=[listener])
     return 0 if server.started else 1
