@@ -68,9 +68,8 @@ class _Generation:
         """Of the next token, over all attempts."""
         self.cancelled = False
         rate = default_rate if script.directive.rate is None else script.directive.rate
-        # Only the task's first token is late: one that another worker took over has had its delay.
-        delay = script.directive.delay_s if self.position == 0 else 0.0
-        self.due = time.monotonic() + delay
+        # A task that another worker took over has had its delay, unless that was its prefill.
+        self.due = time.monotonic() + (self._delay if self.position == 0 else 0.0)
         self._interval = 1 / rate if rate else 0.0
         self._remaining = min(request.max_new_tokens, CONTEXT_LENGTH - len(request.token_ids))
         self._request_id = request.request_id
@@ -82,9 +81,18 @@ class _Generation:
         """Whether the next token is this one, counted from 1."""
         return self.position + 1 == number
 
+    @property
+    def _delay(self) -> float:
+        """How long the next token is held back."""
+        directive = self.script.directive
+        return directive.delay_s if self.position + 1 in directive.delay_at else 0.0
+
     def schedule_next(self, now: float) -> None:
         """Set the time of the next token by the last one's, so that delays do not add up."""
-        self.due = max(self.due + self._interval, now - _CATCH_UP_S)
+        if self._delay:
+            self.due = now + self._delay
+        else:
+            self.due = max(self.due + self._interval, now - _CATCH_UP_S)
 
     def next_output(self) -> StepOutput:
         """Make the next token, or the end, which is a step of its own as a real end token is."""
@@ -240,7 +248,7 @@ class FakeEngine:
         return batch
 
     def _strike_faults(self, batch: list[_Generation]) -> None:
-        """Crash or hang if that is what a request of the batch asks for now."""
+        """Crash, hang or die if that is what a request of the batch asks for now."""
         for generation in batch:
             if self._stopping.is_set() or generation.cancelled:
                 continue
@@ -248,6 +256,8 @@ class FakeEngine:
                 self._crash()
             if generation.is_next(generation.script.directive.hang_at):
                 self._hang()
+            if generation.is_next(generation.script.directive.die_at):
+                raise RuntimeError(f"it was told to die at token {generation.position + 1}")
 
     def _keep(self, step: _Step) -> bool:
         """Put back who goes on, and count the step; False if the engine has been stopped."""

@@ -103,11 +103,15 @@ class Directive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hex_bytes: list[str] | None = msgspec.field(name="bytes", default=None)
     """The tokens' bytes in hexadecimal, likewise."""
     delay_s: Seconds = 0.0
-    """How long the task's first token takes."""
+    """How long each token of `delay_at` takes."""
+    delay_at: tuple[Position, ...] = (1,)
+    """Before which tokens the task stands still; one more than `tokens`: before the end."""
     crash_at: Position | None = None
     """Before which token the process dies; one more than `tokens`: before the end."""
     hang_at: Position | None = None
     """Before which token the engine's thread blocks for ever."""
+    die_at: Position | None = None
+    """Before which token the engine's thread ends by an error of its own."""
     error_at: Position | None = None
     """In place of which token the request ends with an error."""
     echo: bool = False

@@ -322,6 +322,9 @@ class TestDirective:
             '@fake {"rate": true}',
             '@fake {"delay_s": -0.1}',
             '@fake {"delay_s": Infinity}',
+            '@fake {"delay_at": 2}',
+            '@fake {"delay_at": [0]}',
+            '@fake {"die_at": 0}',
             '@fake {"texts": "abc"}',
             '@fake {"texts": [1]}',
             '@fake {"texts": ["\\ud800"]}',
@@ -428,8 +431,24 @@ class TestRate:
         await running.run(request(directive(texts=["a"], delay_s=0.2)))
         assert time.monotonic() - begin >= 0.2
 
-    async def test_a_task_taken_over_has_had_its_delay(self, running: Running) -> None:
-        resumed = request(directive(texts=["a", "b"], delay_s=60), emitted=[text_id(b"a")])
+    @pytest.mark.parametrize("at", [2, 4])
+    async def test_a_delay_can_come_before_any_token_and_the_end(
+        self, running: Running, at: int
+    ) -> None:
+        held = request(directive(texts=["a", "b", "c"], delay_s=0.4, delay_at=[at]))
+        running.engine.submit(held)
+        await running.until(lambda: len(running.outputs()) == at - 1)
+        begin = time.monotonic()
+        await running.until(lambda: len(running.outputs()) >= at)
+        assert time.monotonic() - begin >= 0.3
+
+    @pytest.mark.parametrize("at", [[1], [2], [1, 2]])
+    async def test_a_task_taken_over_has_had_its_delay(
+        self, running: Running, at: list[int]
+    ) -> None:
+        resumed = request(
+            directive(texts=["a", "b"], delay_s=60, delay_at=at), emitted=[text_id(b"a")]
+        )
         assert await running.run(resumed) == ([text_id(b"b")], "stop")
 
     async def test_steps_go_on_while_all_wait(self, running: Running) -> None:
@@ -551,6 +570,16 @@ class TestFaults:
         assert running.engine.health().active == 1
         await running.engine.stop()
         assert threads() == []
+
+    async def test_a_thread_that_is_told_to_die_is_fatal(self, running: Running) -> None:
+        running.engine.submit(request(directive(die_at=3)))
+        await running.until(lambda: len(running.token_ids()) == 2)
+        await asyncio.to_thread(wait_for, lambda: not threads())
+        assert running.engine.health() == EngineHealth(
+            active=1,
+            steps=2,
+            fatal="the engine thread died: RuntimeError('it was told to die at token 3')",
+        )
 
     def test_a_dead_thread_is_fatal(self) -> None:
         engine = FakeEngine(SETTINGS)
