@@ -99,7 +99,7 @@ def serve(settings: Settings) -> int:
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         backlog=BACKLOG,
     )
-        # Before anything is started: uvicorn would first join the fleet, then find the port taken.
+    # Before anything is started: uvicorn would first join the fleet, then find the port taken.
     with bind(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
         server = _Server(config, app, listener)
