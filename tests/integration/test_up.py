@@ -119,7 +119,7 @@ async def test_a_given_redis_is_used(tmp_path: Path, redis_url: str) -> None:
         await up.nothing_left()
 
 
-async def test_a_redis_given_by_the_env_file_that_evicts_is_used_and_warned_of(
+async def test_a_redis_given_by_the_env_file_that_evicts_is_refused(
     tmp_path: Path, redis_url: str
 ) -> None:
     (tmp_path / ".env").write_text(f"MILLSTREAM_REDIS_URL={redis_url}\n")
@@ -127,9 +127,10 @@ async def test_a_redis_given_by_the_env_file_that_evicts_is_used_and_warned_of(
         client.config_set("maxmemory-policy", "allkeys-lru")
         try:
             async with UpProcess(tmp_path) as up:
-                await up.says("maxmemory-policy allkeys-lru", error=True)
-                await up.ready()
-                assert up.valkeys == []
+                assert await up.ended() == 1
+                assert len(up.stderr) == 1
+                assert f"{redis_url}: maxmemory-policy is allkeys-lru" in up.stderr[0]
+                assert "CONFIG SET maxmemory-policy noeviction" in up.stderr[0]
         finally:
             client.config_set("maxmemory-policy", "noeviction")
 

@@ -151,7 +151,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     (lost,) = await claim("one", lease_s=60)
     await scripts.release(
         shard, worker="one", model=model, lease_s=60, blame="it died",
-        tasks=[(lost.task_id, lost.attempt, lost.entry)],
+        tasks=[(lost.task_id, lost.attempt)],
     )  # fmt: skip
     assert await claim("two", lease_s=60) == []
     await submit()

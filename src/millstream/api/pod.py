@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
@@ -16,9 +17,11 @@ from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.queue_watch import QueueWatch
 from millstream.api.relay import Relay, unavailable
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import ExpiredTask, UnknownTask
 from millstream.shared.keys import APIS, Keys
+from millstream.shared.redis_check import UnfitRedis, until_fit
 from millstream.shared.registry import ApiInfo, heartbeat_interval, heartbeat_ttl
 from millstream.shared.schemas import Usage, shard_of, to_json
 from millstream.shared.scripts import Scripts
@@ -50,6 +53,8 @@ class Pod:
         """The pod has been told to go: streams that can be resumed elsewhere end now."""
         self.closed = False
         """The grace is over: every stream ends now."""
+        self.unfit = False
+        """Tasks are not safe in this Redis: the pod goes, and says so by its exit code."""
         self.loop = asyncio.get_running_loop()
         self._spawned: set[asyncio.Task[Any]] = set()
 
@@ -128,6 +133,15 @@ class Pod:
 
         self.spawn(stop(), f"stop {task_id}")
 
+    async def check_store(self) -> None:
+        """Leave if Redis, which was away when the pod started, comes up unfit."""
+        try:
+            await until_fit(self.settings.redis_url)
+        except (UnfitRedis, RedisError) as error:
+            logger.error("%s", error)
+            self.unfit = True
+            signal.raise_signal(signal.SIGTERM)
+
     async def heartbeat(self, url: str) -> None:
         """Keep the pod on the roster."""
         while True:
@@ -160,14 +174,14 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
+            asyncio.create_task(pod.check_store(), name="check redis"),
         ]
         try:
             yield pod
         finally:
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background, timeout=CLOSING_MARGIN_S)
             try:
+                async with asyncio.timeout(CLOSING_MARGIN_S):
+                    await cancel_until_done(background)
                 async with asyncio.timeout(2):
                     await pod.settled()
                     await pod.scripts.leave(APIS, pod.id)

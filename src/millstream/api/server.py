@@ -10,8 +10,10 @@ from fastapi import FastAPI
 from millstream.api.app import create_app
 from millstream.api.http import BoundedHttp
 from millstream.api.pod import Pod
+from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.listener import bind
 from millstream.shared.log import set_up_logging
+from millstream.shared.redis_check import UnfitRedis, mask_password, require_fit
 from millstream.shared.settings import Settings
 
 # Above the 60 s after which nginx and most balancers drop an idle upstream connection: the side
@@ -22,6 +24,7 @@ BACKLOG = 4096
 LINGER_S = 1.0
 # How long a connection that was taken may stay without a request after that.
 LAST_REQUESTS_S = 0.5
+LOOK_S = 1.0  # a Redis that is there has answered by then
 
 
 class _Server(uvicorn.Server):
@@ -86,6 +89,7 @@ def serve(settings: Settings) -> int:
     Raises:
         SettingsError: the host is no address of this machine.
         PortTaken: another program has the port.
+        UnfitRedis: tasks are not safe in this Redis. One that is away is waited for.
     """
     set_up_logging(settings.log_format)
     app, served = create_app(settings)
@@ -102,6 +106,17 @@ def serve(settings: Settings) -> int:
     # Before anything is started: uvicorn would first join the fleet, then find the port taken.
     with bind(settings.host, settings.port) as listener:
         listener.listen(BACKLOG)
+        asyncio.run(_look_at_redis(settings.redis_url))
         server = _Server(config, app, listener)
         server.run(sockets=[listener])
-    return 0 if server.started else 1
+    return 0 if server.started and not app.state.pod.unfit else 1
+
+
+async def _look_at_redis(url: str) -> None:
+    """Refuse an unfit Redis before anything is served; the pod waits for one that is away."""
+    try:
+        async with asyncio.timeout(LOOK_S):
+            await require_fit(url)
+    except (RedisError, TimeoutError) as error:
+        if isinstance(error, RedisError) and not is_transient(error):
+            raise UnfitRedis(f"{mask_password(url)}: {error}") from None

@@ -17,7 +17,8 @@ from millstream.fleet.ports import choose_ports, url_of
 from millstream.fleet.screen import Screen
 from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.fleet.supervisor import Supervisor
-from millstream.shared.errors import MillstreamError
+from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.errors import MillstreamError, SettingsError
 from millstream.shared.settings import Settings
 
 
@@ -159,10 +160,16 @@ class Fleet:
         return valkey
 
     async def _check_redis(self, url: str) -> None:
-        from millstream.fleet.redis_check import check_redis
+        from millstream.shared.connection import RedisError
+        from millstream.shared.redis_check import mask_password, require_fit
 
-        for warning in await check_redis(url):
-            self._screen.warn(warning)
+        try:
+            await require_fit(url)
+        except (RedisError, OSError) as error:
+            raise SettingsError(
+                f"no Redis answers at {mask_password(url)} ({error}); start it, or unset "
+                "MILLSTREAM_REDIS_URL to use the embedded one"
+            ) from None
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(coroutine))
@@ -177,12 +184,7 @@ class Fleet:
         await asyncio.gather(
             *(item.stop(drain_s=drain_s, force=self._force) for item in self._supervisors)
         )
-        # Again where it did not take: a client that is just connecting can swallow a cancellation.
-        left = set(self._tasks)
-        while left:
-            for task in left:
-                task.cancel()
-            _, left = await asyncio.wait(left, timeout=0.5)
+        await cancel_until_done(self._tasks)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._valkey is not None:
             await self._valkey.stop()

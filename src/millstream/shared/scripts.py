@@ -57,7 +57,6 @@ class Claim:
 
     task_id: str
     attempt: int
-    entry: str
     request: bytes
     log: list[Event]
     suspect: bool = False
@@ -221,8 +220,7 @@ class Scripts:
             ],
         )
         claims = [
-            Claim(row[0].decode(), row[1], row[2].decode(), row[3], decode_log(row[4]), row[5] == 1)
-            for row in rows
+            Claim(row[0].decode(), row[1], row[2], decode_log(row[3]), row[4] == 1) for row in rows
         ]
         return claims, waiting
 
@@ -241,9 +239,9 @@ class Scripts:
         model: str,
         lease_s: float,
         blame: str,
-        tasks: Sequence[tuple[str, int, str]],
+        tasks: Sequence[tuple[str, int]],
     ) -> int:
-        """Hand tasks (id, attempt, entry) over at once; how many were still ours.
+        """Hand tasks (id, attempt) over at once; how many were still ours.
 
         With a reason in `blame` the loss counts against the tasks as a dead worker's would.
         """
@@ -319,9 +317,9 @@ class Scripts:
         """Take a process off the roster at once."""
         await self._client.hdel(registry, member)
 
-    async def ping(self) -> None:
-        """Answer at all."""
-        await self._client.ping()
+    async def ready(self) -> None:
+        """Answer if Redis takes writes; else raise what a write would."""
+        await self._run("ready", [keys.WORKERS], [])
 
     async def roster(self, registry: str, *, ttl_s: float) -> list[bytes]:
         """The JSON of every process whose last heartbeat is no older than `ttl_s`."""
@@ -351,9 +349,9 @@ class LeaseScripts:
         live_ttl_s: int,
         result_ttl_s: int,
         max_task_s: int,
-        tasks: Sequence[tuple[str, int, str]],
+        tasks: Sequence[tuple[str, int]],
     ) -> list[int]:
-        """Renew the leases of tasks (id, attempt, entry): 1 kept, else STALE or ENDED."""
+        """Renew the leases of tasks (id, attempt): 1 kept, else STALE or ENDED."""
         args: list[Any] = [worker, live_ttl_s, result_ttl_s, max_task_s * 1000]
         for task in tasks:
             args.extend(task)

@@ -33,7 +33,6 @@ class Job:
     def __init__(self, claim: Claim, request: TaskRequest, shard: int) -> None:
         self.task_id = claim.task_id
         self.attempt = claim.attempt
-        self.entry = claim.entry
         self.shard = shard
         self.request = request
         self.request_id = f"{claim.task_id}:{claim.attempt}"

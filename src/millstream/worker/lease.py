@@ -156,7 +156,7 @@ class LeaseKeeper(threading.Thread):
                 live_ttl_s=self._settings.live_ttl_s,
                 result_ttl_s=self._settings.result_ttl_s,
                 max_task_s=self._settings.max_task_s,
-                tasks=[(job.task_id, job.attempt, job.entry) for job in jobs],
+                tasks=[(job.task_id, job.attempt) for job in jobs],
             )
             lost += [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]
         if not shards:

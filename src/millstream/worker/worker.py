@@ -8,8 +8,10 @@ import socket
 import time
 from contextlib import AsyncExitStack
 
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_blocking_redis, open_redis
 from millstream.shared.keys import Keys
+from millstream.shared.redis_check import until_fit
 from millstream.shared.registry import WorkerInfo
 from millstream.shared.scripts import STALE, Scripts
 from millstream.shared.settings import Settings
@@ -26,6 +28,7 @@ from millstream.worker.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
+_LOOK_S = 1.0  # a Redis that is there has answered by then
 _NOT_LOADED = EngineHealth(active=0, steps=0)
 
 
@@ -66,8 +69,15 @@ class Worker:
 
         Raises:
             SettingsError: the model cannot be loaded as set.
+            UnfitRedis: tasks are not safe in this Redis.
         """
         async with AsyncExitStack() as stack:
+            checking = asyncio.create_task(until_fit(self._settings.redis_url), name="check redis")
+            stack.push_async_callback(cancel_until_done, [checking])
+            # Before anything is loaded, if Redis answers; else while it is.
+            await asyncio.wait({checking}, timeout=_LOOK_S)
+            if checking.done():
+                checking.result()
             client = await stack.enter_async_context(open_redis(self._settings.redis_url))
             lease = self._start_lease()
             stack.push_async_callback(asyncio.to_thread, lease.close)
@@ -76,6 +86,9 @@ class Worker:
                 return 0  # the process's end frees the half-loaded model
             self._info = loading.result()
             stack.push_async_callback(self._stop_engine)
+            if not await self._shutdown.first(checking):
+                return 0
+            checking.result()
             await self._work(Scripts(client), lease, self._info)
         return 0 if self._engine_fault is None else 1
 
@@ -141,12 +154,7 @@ class Worker:
         except TimeoutError:
             logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
         finally:
-            # Again where it did not take: a client that is just connecting can swallow it.
-            left = set(background)
-            while left:
-                for task in left:
-                    task.cancel()
-                _, left = await asyncio.wait(left, timeout=0.5)
+            await cancel_until_done(background)
             runner.close()
         for task in background:
             if not task.cancelled() and (error := task.exception()):
@@ -184,7 +192,7 @@ class Worker:
                     model=self._settings.model_name,
                     lease_s=self._settings.lease_s,
                     blame=blame,
-                    tasks=[(job.task_id, job.attempt, job.entry) for job in jobs],
+                    tasks=[(job.task_id, job.attempt) for job in jobs],
                 )
                 return
             except RedisError:

@@ -134,7 +134,7 @@ class Protocol(RuleBasedStateMachine):
         args: list[Any] = [worker, 1000, 1000, 10_000_000]
         held = list(self.held[worker].values())
         for one in held:
-            args += [one.claim.task_id, one.claim.attempt, one.claim.entry]
+            args += [one.claim.task_id, one.claim.attempt]
         script = self.client.register_script(script_text("renew"))
         for one, answer in zip(
             held, self.run(script(keys=[SHARD.queue("m")], args=args)), strict=True
@@ -146,7 +146,7 @@ class Protocol(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), blame=st.sampled_from(["", "engine"]))
     def release(self, worker: str, blame: str) -> None:
         held, self.held[worker] = self.held[worker], {}
-        tasks = [(o.claim.task_id, o.claim.attempt, o.claim.entry) for o in held.values()]
+        tasks = [(o.claim.task_id, o.claim.attempt) for o in held.values()]
         self.run(
             self.scripts.release(
                 SHARD, worker=worker, model="m", lease_s=LEASE_S, blame=blame, tasks=tasks

@@ -86,7 +86,7 @@ class Bench:
 
     async def renew(self, worker: str, claim: Claim, max_task_ms: int = 60_000) -> int:
         script = self.client.register_script(script_text("renew"))
-        args = [worker, 100, 10, max_task_ms, claim.task_id, claim.attempt, claim.entry]
+        args = [worker, 100, 10, max_task_ms, claim.task_id, claim.attempt]
         return (await script(keys=[SHARD.queue("m")], args=args))[0]
 
     async def lapse(self) -> None:
@@ -110,6 +110,44 @@ def bench(scripts: Scripts) -> Bench:
 def row(task: Claim, first: int, *texts: str, outcome: str = "", detail: str = "") -> AppendRow:
     events = [(str(100 + first + n), f'"{text}"') for n, text in enumerate(texts)]
     return AppendRow(task.task_id, task.attempt, 5, first, events, outcome, detail)
+
+
+@pytest.mark.parametrize("state", ["queued", "running"])
+async def test_a_deleted_queue_entry_is_put_back_by_who_looks(bench: Bench, state: str) -> None:
+    task_id = await bench.task()
+    if state == "running":
+        await bench.claim("dead")
+    await bench.client.delete(SHARD.queue("m"))  # the entry, its group and its pending list
+    assert await bench.log(task_id) == []  # a reader
+    assert await bench.queue_length() == 1
+    claims = await bench.claim("w")
+    if state == "running":  # delivered, and its owner has a lease to renew it in
+        assert claims == []
+        await bench.lapse()
+        claims = await bench.claim("w")
+    (claim,) = claims
+    assert (claim.task_id, claim.attempt) == (task_id, 1 + (state == "running"))
+    assert await bench.log(task_id) == []
+    assert await bench.queue_length() == 1
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 0
+
+
+async def test_a_deleted_queue_entry_is_put_back_by_its_worker(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w")
+    ((entry, _),) = await bench.client.xrange(SHARD.queue("m"))
+    assert await bench.client.xdel(SHARD.queue("m"), entry) == 1
+    assert await bench.renew("w", claim) == 1
+    ((new, _),) = await bench.client.xrange(SHARD.queue("m"))
+    assert new != entry
+    assert await bench.claim("other") == []  # delivered to it, but not its own
+    await bench.lapse()
+    assert await bench.renew("w", claim) == 1
+    assert await bench.claim("other") == []
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 0
+    assert (await bench.client.xpending(SHARD.queue("m"), "workers"))["pending"] == 0
 
 
 async def test_a_task_from_submit_to_end(bench: Bench) -> None:
@@ -199,7 +237,7 @@ async def test_a_late_owner_can_do_nothing(bench: Bench) -> None:
     assert await bench.renew("w1", old) == STALE
     gave = await bench.scripts.release(
         SHARD, worker="w1", model="m", lease_s=LEASE_S, blame="",
-        tasks=[(old.task_id, old.attempt, old.entry)],
+        tasks=[(old.task_id, old.attempt)],
     )  # fmt: skip
     assert gave == 0
     (pending,) = await bench.client.xpending_range(SHARD.queue("m"), "workers", "-", "+", 10)
@@ -223,7 +261,7 @@ async def test_a_released_task_moves_on_at_once_and_without_blame(bench: Bench) 
         assert claim.attempt == attempt
         gave = await bench.scripts.release(
             SHARD, worker=f"w{attempt}", model="m", lease_s=60, blame="",
-            tasks=[(claim.task_id, claim.attempt, claim.entry)],
+            tasks=[(claim.task_id, claim.attempt)],
         )  # fmt: skip
         assert gave == 1
 
@@ -277,7 +315,7 @@ async def test_the_reason_of_a_blamed_release_is_told(bench: Bench) -> None:
         (claim,) = await bench.claim("w", lease_s=60)
         await bench.scripts.release(
             SHARD, worker="w", model="m", lease_s=60, blame='out of "memory"\n',
-            tasks=[(claim.task_id, attempt, claim.entry)],
+            tasks=[(claim.task_id, attempt)],
         )  # fmt: skip
     assert await bench.claim("w", lease_s=60) == []
     (last,) = await bench.log(task_id)

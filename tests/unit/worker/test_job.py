@@ -24,7 +24,7 @@ def token(text: str | bytes) -> int:
 
 def job(log: list[Event] | None = None, attempt: int = 1, **sampling: Any) -> Job:
     request = TaskRequest("m", (Message("user", "x"),), None, SamplingParams(**sampling))
-    return Job(Claim("t0-x", attempt, "1-0", b"", log or []), request, 0)
+    return Job(Claim("t0-x", attempt, b"", log or []), request, 0)
 
 
 def written(work: Job) -> list[Event]:

@@ -22,11 +22,11 @@ async def health() -> dict[str, str]:
 @router.head("/ready", include_in_schema=False, response_model=None)
 @router.get("/ready", response_model=None)
 async def ready(pod: CurrentPod) -> dict[str, str] | JSONResponse:
-    """Tasks sent here are accepted: Redis answers, and some worker has been ready before."""
+    """Tasks sent here are accepted: Redis takes writes, and some worker has been ready before."""
     if pod.closing:
         return error_response(FleetUnavailable("This pod is going away.", code="server_closing"))
     try:
-        await pod.scripts.ping()
+        await pod.scripts.ready()
         can_take_work = await pod.directory.can_take_work()
     except RedisError as error:
         return error_response(unavailable(error))

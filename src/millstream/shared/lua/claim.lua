@@ -7,7 +7,7 @@
 --       suspects running here
 -- A worker that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
--- -> {rows, waiting}; row: {id, attempt, entry, request, log entries, suspect (0|1)}
+-- -> {rows, waiting}; row: {id, attempt, request, log entries, suspect (0|1)}
 -- A task that one more loss without progress would end is a suspect until it makes progress. A
 -- worker runs one suspect at a time, so that a poison task ends itself and not those it met.
 local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
@@ -28,11 +28,11 @@ local function drop(entry)
   redis.call('XDEL', queue, entry)
 end
 
-local function give(id, task, entry)
+local function give(id, task)
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   redis.call('EXPIRE', log_key(id), live_ttl_s)
   rows[#rows + 1] = {
-    id, tonumber(task.attempt), entry, task.request, redis.call('XRANGE', log_key(id), '-', '+'),
+    id, tonumber(task.attempt), task.request, redis.call('XRANGE', log_key(id), '-', '+'),
     (tonumber(task.lost or 0) >= max_attempts - 1 and task.lost_seq == task.seq) and 1 or 0,
   }
 end
@@ -47,7 +47,6 @@ local function take_over(id, task, entry)
     if lost >= max_attempts then
       local message = 'Given up after ' .. int(lost) .. ' attempts without progress'
       if (task.last_error or '') ~= '' then message = message .. '; the last: ' .. task.last_error end
-      task.entry = entry
       finish(id, task, 'failed', '{"error": {"message": ' .. cjson.encode(message)
         .. ', "type": "server_error", "param": null, "code": "max_attempts"}}', result_ttl_s)
       redis.call('XADD', dead_key(model), 'MAXLEN', '~', '1000', '*',
@@ -67,25 +66,26 @@ local function take_over(id, task, entry)
   end
   task.attempt = int(task.attempt + 1)
   redis.call('HSET', task_key(id), 'attempt', task.attempt, 'worker', me, 'released', '0')
-  give(id, task, entry)
+  give(id, task)
 end
 
-local function start(id, task, entry)
+local function start(id, task)
   task.attempt = int(task.attempt + 1)
   redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
     'started', int(now_ms()))
-  give(id, task, entry)
+  give(id, task)
 end
 
 local function handle(entry, reclaimed)
   local id = entry[2][2]
   local task = read_task(id)
   local unfinished = task.state == 'queued' or task.state == 'running'
-  if unfinished and now - task.created > max_task_ms then
-    task.entry = entry[1]
+  if unfinished and task.entry ~= entry[1] then
+    drop(entry[1]) -- another entry stands for the task now
+  elseif unfinished and now - task.created > max_task_ms then
     finish(id, task, 'failed', deadline_error(max_task_ms), result_ttl_s)
   elseif task.state == 'queued' then
-    start(id, task, entry[1])
+    start(id, task)
   elseif task.state ~= 'running' then
     drop(entry[1]) -- expired, or ended already
   elseif reclaimed then
@@ -98,7 +98,7 @@ if recover then -- an answer to an earlier claim was lost: what we own, under th
       'STREAMS', queue, '0')[1][2]) do
     if entry[2] then
       local task = read_task(entry[2][2])
-      if task.state == 'running' and task.worker == me then give(entry[2][2], task, entry[1]) end
+      if task.state == 'running' and task.worker == me then give(entry[2][2], task) end
     end
   end
 end

