@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from millstream.shared.connection import RedisError
+from millstream.shared.connection import RedisTimeout
 from millstream.shared.errors import InvalidRequest, NoWorker, UnknownModel
 from millstream.shared.keys import MODELS
 from millstream.shared.registry import WorkerInfo, read_workers
@@ -13,6 +13,7 @@ from millstream.shared.states import WorkerState
 
 FRESH_S = 1.0  # how old an answer may be
 MISS_S = 0.1  # how old, when a name is not in it: a worker may just have joined
+WAIT_S = 1.0  # how long a request waits for a look at the roster, before it waits for its own turn
 
 
 class Directory:
@@ -25,27 +26,29 @@ class Directory:
     def __init__(self, scripts: Scripts, settings: Settings) -> None:
         self._scripts = scripts
         self._settings = settings
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._read_at = 0.0
-        self._failure: RedisError | None = None
-        self._failed_at = 0.0
         self._workers: list[WorkerInfo] = []
         self._remembered: dict[str, float] = {}
 
     async def _refresh(self, age_s: float) -> None:
-        asked_at = time.monotonic()
-        async with self._lock:
-            if time.monotonic() - self._read_at < age_s:
-                return
-            if self._failure is not None and self._failed_at >= asked_at:
-                raise self._failure  # one wait for a Redis that is away is enough for all
-            try:
-                self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
-                self._remembered = await self._scripts.remembered_models()
-            except RedisError as error:
-                self._failure, self._failed_at = error, time.monotonic()
-                raise
-            self._read_at = time.monotonic()
+        """Have a view no older than that; an older one must do where Redis is slow."""
+        if time.monotonic() - self._read_at < age_s:
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(), name="read roster")
+            self._reading.add_done_callback(_settled)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.shield(self._reading)  # one reading, and one failure, serves all
+        except TimeoutError:
+            if not self._read_at:
+                raise RedisTimeout("The roster could not be read in time.") from None
+
+    async def _read(self) -> None:
+        self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
+        self._remembered = await self._scripts.remembered_models()
+        self._read_at = time.monotonic()
 
     async def workers(self) -> list[WorkerInfo]:
         """The live workers."""
@@ -98,3 +101,9 @@ class Directory:
                 code="missing_required_parameter",
             )
         return next(iter(live))
+
+
+def _settled(reading: "asyncio.Task[None]") -> None:
+    """Take a failure that nobody waits for any more."""
+    if not reading.cancelled():
+        reading.exception()

@@ -1,10 +1,12 @@
 """Typed callers of the atomic steps; each is one script in `lua/`, and each may be sent again.
 
-A script is `lua/<name>.lua` with `lua/lib.lua` put in after its first line. redis-py sends its hash
-and, where the server has forgotten it (restart, failover, SCRIPT FLUSH), its text.
+A script is `lua/<name>.lua` with `lua/lib.lua` put in after its first line. A server is sent its
+hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), its text.
 """
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,8 +15,10 @@ from typing import Any
 import msgspec
 import redis
 import redis.asyncio
+from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
 
 from millstream.shared import keys
+from millstream.shared.connection import CALL_S
 from millstream.shared.events import Event, decode_log
 from millstream.shared.keys import Keys
 from millstream.shared.states import TaskState
@@ -31,6 +35,12 @@ def script_text(name: str) -> str:
     folder = files("millstream.shared") / "lua"
     shebang, _, body = (folder / f"{name}.lua").read_text("utf-8").partition("\n")
     return f"{shebang}\n{(folder / 'lib.lua').read_text('utf-8')}\n{body}"
+
+
+@cache
+def script_hash(name: str) -> str:
+    """The name under which a server knows a script: SHA-1 of its text."""
+    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +126,33 @@ class AppendRow(msgspec.Struct, frozen=True):
 
 
 class Scripts:
-    """The atomic steps on one Redis, for asyncio."""
+    """The atomic steps on one Redis.
+
+    Every one ends within `CALL_S`, with a `RedisError` where Redis is away.
+    """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client: Any = client  # redis-py does not type what it answers
-        self._scripts: dict[str, Any] = {}
 
     async def _run(self, name: str, script_keys: list[str], args: list[Any]) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self._client.register_script(script_text(name))
-        return await script(keys=script_keys, args=args)
+        client = self._client
+
+        async def run() -> Any:
+            try:
+                return await client.evalsha(
+                    script_hash(name), len(script_keys), *script_keys, *args
+                )
+            except NoScriptError:
+                return await client.eval(script_text(name), len(script_keys), *script_keys, *args)
+
+        return await self._bounded(run())
+
+    async def _bounded(self, call: Awaitable[Any]) -> Any:
+        try:
+            async with asyncio.timeout(CALL_S):
+                return await call
+        except TimeoutError:
+            raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None
 
     async def submit(
         self,
