@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
 from tests.support import sse
+from tests.support.link import Link
 from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
 
@@ -128,6 +130,93 @@ async def test_keepalives_flow_before_the_first_token(shared_fleet: LocalFleet) 
     assert len(sse.chat_text(frames).split()) == 2
     # A blank line after a comment would end an event for the openai client.
     assert ": ping\n\n" not in answer.text
+
+
+async def test_the_official_client_waits_through_silence(client: openai.AsyncOpenAI) -> None:
+    """A keepalive that ends in a blank line would be JSON to it (openai-python#2722, B67)."""
+    stream = await client.chat.completions.create(
+        model="fake", messages=directed(tokens=2, delay_s=1.6), stream=True
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert len("".join(c.choices[0].delta.content or "" for c in chunks).split()) == 2
+
+
+async def test_the_official_client_raises_what_a_stream_tells(client: openai.AsyncOpenAI) -> None:
+    """Only an error in `data:` reaches it (openai-python#2796, B68)."""
+    stream = await client.chat.completions.create(
+        model="fake", messages=directed(tokens=9, rate=20, error_at=6), stream=True
+    )
+    texts: list[str] = []
+
+    async def read_on() -> None:
+        async for chunk in stream:
+            texts.append(chunk.choices[0].delta.content or "")
+            assert chunk.choices[0].finish_reason is None
+
+    with pytest.raises(openai.APIError) as told:
+        await read_on()
+    assert told.value.code == "max_attempts"
+    assert len("".join(texts).split()) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "counted"),
+    [
+        (None, False),
+        ({}, False),
+        ({"include_usage": False}, False),
+        ({"include_usage": True}, True),
+    ],
+)
+async def test_usage_comes_once_and_only_if_asked_for(
+    shared_fleet: LocalFleet, options: dict[str, bool] | None, counted: bool
+) -> None:
+    body = {"messages": directed(tokens=6), "stream": True}
+    if options is not None:
+        body["stream_options"] = options
+    async with httpx.AsyncClient(base_url=shared_fleet.url) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+        chunks = [frame.json for frame in sse.parse(answer.text)[:-1]]
+        usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
+        assert len(usages) == counted
+        assert [chunk["choices"] for chunk in chunks if not chunk["choices"]] == [[]] * counted
+        log = await shared_fleet.redis.xrange("{ms:0}:log:" + answer.headers["x-task-id"])
+        tokens = sum(fields[b"k"] == b"t" for _, fields in log)
+        assert [usage["completion_tokens"] for usage in usages] == [tokens] * counted
+
+
+async def test_a_retry_of_the_official_client_makes_no_second_task(
+    shared_fleet: LocalFleet,
+) -> None:
+    """The first answer is lost on its way, and the client asks again by itself (B83)."""
+    redis = shared_fleet.redis
+    before = {key async for key in redis.scan_iter("*:task:*")}
+    async with (
+        Link(urlsplit(shared_fleet.url).port or 0).listening() as link,
+        openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{link.port}/v1", api_key="none", max_retries=2
+        ) as client,
+    ):
+        asking = asyncio.create_task(
+            client.chat.completions.create(
+                model="fake",
+                messages=directed(tokens=20, rate=20),
+                extra_headers={"Idempotency-Key": "asked twice"},
+            )
+        )
+
+        async def new() -> set[bytes]:
+            return {key async for key in redis.scan_iter("*:task:*")} - before
+
+        (task,) = await eventually(new, what="the task")
+        assert link.reset() == 1
+        answer = await asking
+        assert link.made == 2
+    assert await new() == {task}
+    assert task.decode().rpartition(":")[2] in answer.id
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
 
 
 async def test_sixteen_at_once_get_their_own_answers(client: openai.AsyncOpenAI) -> None:

@@ -1,11 +1,16 @@
 """Several workers and models in one fleet."""
 
 import asyncio
+import os
+import signal
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+from tests.support import sse
 from tests.support.local_fleet import LocalFleet
+from tests.support.native import read, submit
 from tests.support.waiting import eventually
 
 
@@ -56,3 +61,70 @@ async def test_models_are_those_of_live_workers(fleet: LocalFleet) -> None:
         )
     assert two.value.param == "model"
     await client.close()
+
+
+async def test_long_tasks_run_once(fleet: LocalFleet) -> None:
+    """Neither one that takes many leases, nor those that wait for it (B17, B27)."""
+    lease_s = 1
+    api = await fleet.api()
+    await asyncio.gather(*(fleet.worker(lease_s=lease_s, max_concurrent=1) for _ in range(2)))
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        long = [await submit(http, tokens=55, rate=10) for _ in range(2)]
+        short = [await submit(http, tokens=12, rate=10) for _ in range(2)]
+        await asyncio.gather(*(read(http, task_id) for task_id in long + short))
+        tasks = [(await http.get(f"/tasks/{task_id}")).json() for task_id in long + short]
+    for task in tasks:
+        assert (task["status"], task["attempts"]) == ("completed", 1)
+        assert task["finished_at"] - task["started_at"] > lease_s
+    for task in tasks[:2]:
+        assert task["finished_at"] - task["started_at"] > 5 * lease_s
+    for task in tasks[2:]:
+        assert task["started_at"] - task["created_at"] > 5 * lease_s
+    assert {info.attempts_reclaimed for info in await fleet.workers()} == {0}
+
+
+HOLD_THE_GIL = """
+import ctypes, signal
+signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep({seconds}))
+"""
+
+
+async def test_a_worker_that_holds_the_gil_loses_its_task_once(
+    fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the lease's thread runs: one clean move, and never two writers (B30)."""
+    lease_s = 1
+    (tmp_path / "sitecustomize.py").write_text(HOLD_THE_GIL.format(seconds=2 * lease_s))
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{path}")
+    api = await fleet.api(keepalive_s=0.5)
+    await asyncio.gather(*(fleet.worker(lease_s=lease_s) for _ in range(2)))
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        expected = sse.native_text(await read(http, await submit(http, tokens=75, rate=25)))
+        task_id = await submit(http, tokens=75, rate=25)
+        frames: list[sse.Frame] = []
+        async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
+            async for frame in sse.frames(answer.aiter_lines()):
+                if frame.event == "queued":
+                    continue
+                frames.append(frame)
+                if len(frames) == 10:
+                    holder = await fleet.owner(task_id)
+                    holder.signal(signal.SIGUSR1)
+        sse.check_native(frames)
+        assert sse.native_text(frames) == expected
+        assert len(frames) == 76
+        task = (await http.get(f"/tasks/{task_id}")).json()
+        assert task["attempts"] == 2
+
+        async def refused() -> bool:
+            infos = {info.pid: info for info in await fleet.workers()}
+            return holder.pid in infos and infos[holder.pid].stale_refused >= 1
+
+        await eventually(refused, what="the holder to be told")
+        again = await read(http, task_id)
+        assert sse.native_text(again) == expected
+    attempts = [fields[b"a"] for _, fields in await fleet.redis.xrange(f"{{ms:0}}:log:{task_id}")]
+    assert attempts == sorted(attempts)
+    assert set(attempts) == {b"1", b"2"}
+    await fleet.quiet()

@@ -11,7 +11,7 @@ from millstream.api.app import create_app
 from millstream.api.http import BoundedHttp
 from millstream.api.pod import Pod
 from millstream.shared.connection import RedisError, is_transient
-from millstream.shared.listener import bind
+from millstream.shared.listener import bind, notice_vanished
 from millstream.shared.log import set_up_logging
 from millstream.shared.redis_check import UnfitRedis, mask_password, require_fit
 from millstream.shared.settings import Settings
@@ -20,6 +20,8 @@ from millstream.shared.settings import Settings
 # that opened it must be the one to close it, or a request meets a closed socket.
 KEEP_ALIVE_S = 75
 BACKLOG = 4096
+# With a keepalive before it, a client that vanished without a word is noticed within a minute.
+VANISHED_S = 45.0
 # How long connections are still taken after the signal; balancers look every second or so.
 LINGER_S = 1.0
 # How long a connection that was taken may stay without a request after that.
@@ -105,6 +107,7 @@ def serve(settings: Settings) -> int:
     )
     # Before anything is started: uvicorn would first join the fleet, then find the port taken.
     with bind(settings.host, settings.port) as listener:
+        notice_vanished(listener, VANISHED_S)
         listener.listen(BACKLOG)
         asyncio.run(_look_at_redis(settings.redis_url))
         server = _Server(config, app, listener)

@@ -1,4 +1,4 @@
-"""Takes the address a server listens on, or says in one line why it cannot be had."""
+"""The socket a server listens on: takes the address, or says in one line why it cannot be had."""
 
 import errno
 import socket
@@ -31,6 +31,24 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise explain(error, host, port) from None
     return listener
+
+
+def notice_vanished(listener: socket.socket, within_s: float) -> None:
+    """Have the kernel end accepted connections whose other side is silently gone.
+
+    What stays unacknowledged for so long ends its connection, where the system knows that (Linux;
+    accepted sockets inherit it); probes see to it that an idle one has something to acknowledge.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    third = max(1, round(within_s / 3))
+    options = {
+        "TCP_USER_TIMEOUT": round(within_s * 1000),
+        "TCP_KEEPIDLE": third,
+        "TCP_KEEPINTVL": third,
+    }
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def explain(error: OSError, host: str, port: int) -> MillstreamError:

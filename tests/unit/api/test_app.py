@@ -1,0 +1,52 @@
+"""The application within one process: two of them, its CORS, and its own failures."""
+
+import pytest
+from starlette.testclient import TestClient
+
+from millstream.api.app import create_app
+from millstream.shared.settings import Settings
+
+GOOD, EVIL = "https://good.example", "https://evil.example"
+
+
+def settings(redis_url: str, **changes: object) -> Settings:
+    return Settings.model_validate({"redis_url": redis_url, "model": "fake", **changes})
+
+
+def test_two_applications_in_one_process(redis_url: str) -> None:
+    """Each has an event loop of its own, and no state of the first is left (sse-starlette#59)."""
+    for _ in range(2):
+        _, served = create_app(settings(redis_url))
+        with TestClient(served) as client:
+            task_id = client.post("/tasks", json={"prompt": "x"}).json()["task_id"]
+            assert client.post(f"/tasks/{task_id}/stop").json()["status"] == "cancelled"
+            text = client.get(f"/tasks/{task_id}/stream").text
+            assert text.startswith(": ok\n\nid: 1\nevent: cancelled\n")
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [(GOOD, GOOD), (EVIL, None)])
+def test_cors_answers_those_it_was_told_of(
+    redis_url: str, origin: str, allowed: str | None
+) -> None:
+    """Also on a refusal and on a failure of ours, and never with credentials (starlette#3246)."""
+    app, served = create_app(settings(redis_url, cors_origins=GOOD, max_queue=0))
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("on purpose")
+
+    with TestClient(served, raise_server_exceptions=False) as client:
+        asked = {"Origin": origin}
+        preflight = {**asked, "Access-Control-Request-Method": "POST"}
+        answers = [
+            client.options("/tasks", headers=preflight),
+            client.post("/tasks", json={"prompt": "x"}, headers=asked),
+            client.get("/broken", headers=asked),
+            client.get("/health", headers=asked),
+        ]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == [200 if allowed else 400, 503, 500, 200]
+    assert answers[2].json()["error"]["code"] == "internal_error"
+    for answer in answers:
+        assert answer.headers.get("access-control-allow-origin") == allowed
+        assert "access-control-allow-credentials" not in answer.headers
