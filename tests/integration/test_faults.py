@@ -23,50 +23,6 @@ async def reference(http: httpx.AsyncClient, **directive: object) -> str:
     return sse.native_text(sse.parse((await http.get(f"/tasks/{task_id}/stream")).text))
 
 
-async def test_a_task_that_kills_its_worker_fails_by_itself(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    settings = {"lease_s": 1}
-    workers = await asyncio.gather(*(fleet.worker(**settings) for _ in range(3)))
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        poison = (await http.post("/tasks", json={"prompt": prompt(crash_at=3)})).json()["task_id"]
-        reading = asyncio.create_task(http.get(f"/tasks/{poison}/stream"))
-        assert [await worker.ended(15) for worker in workers] == [70] * 3
-        # Only a living worker can find the third dead; it ends the task without running it.
-        last = await fleet.worker(**settings)
-        frames = [frame for frame in sse.parse((await reading).text) if frame.event != "queued"]
-        sse.check_native(frames)
-        assert [frame.event for frame in frames] == ["token", "token", "failed"]
-        assert frames[-1].json["error"]["code"] == "max_attempts"
-        assert (await http.get(f"/tasks/{poison}")).json()["attempts"] == 3
-        good = await http.post(
-            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
-        )
-        assert good.status_code == 200
-        assert last.popen.poll() is None
-    dead = await fleet.redis.xrange("{ms:0}:dead:fake")
-    assert [fields[b"task"].decode() for _, fields in dead] == [poison]
-    await fleet.quiet()
-
-
-async def test_an_engine_that_hangs_loses_its_tasks(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    hung = await fleet.worker(lease_s=1)
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        good = (await http.post("/tasks", json={"prompt": prompt(rate=10, tokens=20)})).json()
-        bad = (await http.post("/tasks", json={"prompt": prompt(hang_at=4)})).json()
-        assert await hung.ended() == 1
-        stopped = await http.post(bad["stop_url"])
-        assert stopped.json()["status"] == "cancelled"
-        assert stopped.json()["usage"]["completion_tokens"] == 3
-        await fleet.worker(lease_s=1)
-        frames = sse.parse((await http.get(good["stream_url"])).text)
-        frames = [frame for frame in frames if frame.event != "queued"]
-        sse.check_native(frames)
-        assert [frame.event for frame in frames].count("token") == 20
-        assert (await http.get(f"/tasks/{good['task_id']}")).json()["attempts"] == 2
-    await fleet.quiet()
-
-
 async def test_an_engine_error_is_tried_again_and_then_told(fleet: LocalFleet) -> None:
     api = await fleet.api(keepalive_s=0.5)
     await fleet.worker()
@@ -123,28 +79,4 @@ async def test_bells_do_not_put_failover_off(fleet: LocalFleet) -> None:
         assert len(frames) == TOKENS + 1
         assert others > 20
         assert (await http.get(f"/tasks/{task['task_id']}")).json()["attempts"] == 2
-    await fleet.quiet()
-
-
-async def test_a_poison_task_does_no_harm_to_those_it_meets(fleet: LocalFleet) -> None:
-    api = await fleet.api(keepalive_s=0.5)
-    settings = {"lease_s": 1, "max_concurrent": 16}
-    workers = list(await asyncio.gather(*(fleet.worker(**settings) for _ in range(2))))
-    async with httpx.AsyncClient(base_url=api.url, timeout=28) as http:
-        good = [
-            (await http.post("/tasks", json={"prompt": prompt(rate=20, tokens=40)})).json()
-            for _ in range(16)
-        ]
-        poison = (await http.post("/tasks", json={"prompt": prompt(crash_at=5)})).json()
-        ends = asyncio.gather(*(http.get(task["stream_url"]) for task in [*good, poison]))
-        deaths = 0
-        while not ends.done():  # what a supervisor does
-            for worker in [worker for worker in workers if worker.popen.poll() is not None]:
-                workers.remove(worker)
-                deaths += 1
-                workers.append(await fleet.worker(ready=False, **settings))
-            await asyncio.wait({ends}, timeout=0.1)
-        kinds = [sse.parse(answer.text)[-1].event for answer in await ends]
-        assert kinds == ["completed"] * 16 + ["failed"]
-        assert deaths == 3
     await fleet.quiet()

@@ -5,37 +5,10 @@ import json
 import signal
 
 import httpx
-import pytest
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
 from tests.support.waiting import eventually
-
-
-async def test_kill_9_of_a_pod_costs_a_reader_nothing(fleet: LocalFleet) -> None:
-    first, second = await asyncio.gather(fleet.api(), fleet.api())
-    await fleet.worker()
-    async with (
-        httpx.AsyncClient(base_url=first.url, timeout=20) as one,
-        httpx.AsyncClient(base_url=second.url, timeout=20) as two,
-    ):
-        task_id = await submit(one, tokens=40, rate=20)
-        seen: list[sse.Frame] = []
-
-        async def read_and_kill() -> None:
-            async with one.stream("GET", f"/tasks/{task_id}/stream") as answer:
-                async for frame in sse.frames(answer.aiter_lines()):
-                    if frame.event == "token":
-                        seen.append(frame)
-                    if len(seen) == 10:
-                        first.signal(signal.SIGKILL)
-
-        with pytest.raises(httpx.TransportError):
-            await read_and_kill()
-        rest = await read(two, task_id, int(seen[-1].id or 0))
-        sse.check_native(seen + rest)
-        assert len(seen + rest) == 41
-        assert (await two.get(f"/tasks/{task_id}")).json()["attempts"] == 1
 
 
 async def test_sigterm_of_a_pod_sends_native_readers_on_and_lets_chats_finish(

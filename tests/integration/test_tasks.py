@@ -158,20 +158,3 @@ async def test_stop_of_a_finished_task_changes_nothing(http: httpx.AsyncClient) 
     answer = await http.post(f"/tasks/{task_id}/stop")
     assert answer.json()["status"] == "completed"
     assert answer.json()["usage"]["completion_tokens"] == 3
-
-
-async def test_one_idempotency_key_makes_one_task(
-    shared_fleet: LocalFleet, http: httpx.AsyncClient
-) -> None:
-    redis = shared_fleet.redis
-    before = len([key async for key in redis.scan_iter("*:task:*")])
-    headers = {"Idempotency-Key": "order 66"}
-    answers = await asyncio.gather(
-        *(http.post("/tasks", json={"prompt": "hi"}, headers=headers) for _ in range(50))
-    )
-    assert {answer.status_code for answer in answers} == {202}
-    assert len({answer.json()["task_id"] for answer in answers}) == 1
-    assert len([key async for key in redis.scan_iter("*:task:*")]) == before + 1
-    other = await http.post("/tasks", json={"prompt": "ho"}, headers=headers)
-    assert other.status_code == 409
-    assert other.json()["error"]["code"] == "idempotency_key_reused"

@@ -73,6 +73,12 @@ class Process:
             self.popen.kill()
         self.popen.wait(10)
 
+    def memory_mb(self, *, peak: bool = False) -> float:
+        """Resident memory now, or the most there ever was."""
+        name = "VmHWM" if peak else "VmRSS"
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 

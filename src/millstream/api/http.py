@@ -5,6 +5,8 @@ memory, and a client that says nothing keeps its socket.
 """
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,6 +16,9 @@ from millstream.shared.schemas import to_json
 
 HEAD_BYTES = 65_536  # request line and headers; nginx's default is half of that
 HEAD_S = 30.0
+CUT = "millstream.cut"
+"""The ASGI extension that drops a connection whose client takes nothing."""
+_RESET = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -47,6 +52,7 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is over."""
         self._in_head = False
         self._end_head()
+        self.scope["extensions"] = {CUT: {"now": self._cut}}
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -58,6 +64,14 @@ class BoundedHttp(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
         self._refuse(400, f"{msg.removesuffix('.')}.", "invalid_http")
+
+    def _cut(self) -> None:
+        # By a reset: a plain close waits until the client has taken all that is on its way, here
+        # and in the kernel, which for this client may be never.
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, _RESET
+        )
+        self.transport.abort()
 
     def _begin_head(self, size: int = 0) -> None:
         self._in_head = True

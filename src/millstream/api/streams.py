@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from millstream.api import sse
 from millstream.api.admission import Accepted
 from millstream.api.errors import error_object
+from millstream.api.http import CUT
 from millstream.api.openai.mapping import ChatChunks
 from millstream.api.pod import Pod
 from millstream.shared.connection import RedisError
@@ -23,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 HINT_S = 2.0
 RETRY_MS = 500
-# A client that takes nothing for so long is cut; it resumes from the number it has.
-SEND_TIMEOUT_S = 60.0
 # A pod that is told to go lets answers finish; one that stands still will not in its time.
 CLOSING_SILENCE_S = 5.0
 _HEADERS = {
@@ -34,11 +33,14 @@ _HEADERS = {
 
 
 def event_stream(
-    content: AsyncIterator[bytes], headers: dict[str, str] | None = None
+    pod: Pod, content: AsyncIterator[bytes], headers: dict[str, str] | None = None
 ) -> EventSourceResponse:
     """A response of frames; keepalives come from the content itself, which knows the silence."""
     return _Stream(
-        content, headers={**_HEADERS, **(headers or {})}, ping=0, send_timeout=SEND_TIMEOUT_S
+        content,
+        headers={**_HEADERS, **(headers or {})},
+        ping=0,
+        send_timeout=pod.settings.send_timeout_s,
     )
 
 
@@ -49,7 +51,9 @@ class _Stream(EventSourceResponse):
         try:
             await super().__call__(scope, receive, send)
         except* SendTimeoutError:
-            logger.info("cut a reader that took nothing for %g s", SEND_TIMEOUT_S)
+            logger.info("cut a reader that took nothing for %g s", self.send_timeout)
+            scope["extensions"][CUT]["now"]()
+            await receive()  # until it has gone
 
 
 class Silence:

@@ -81,6 +81,7 @@ async def create_chat_completion(
         include_usage=bool(options and options.include_usage),
     )
     return event_stream(
+        pod,
         chat_stream(
             pod, accepted, caller, chunks=chunks, events=_after(first, events), silence=silence
         ),

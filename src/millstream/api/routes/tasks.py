@@ -129,7 +129,7 @@ async def stream_task(
         return Response(status_code=204)
     queued = page.state == TaskState.QUEUED
     return event_stream(
-        native_stream(pod, task_id, caller, after=after, model=page.model, queued=queued)
+        pod, native_stream(pod, task_id, caller, after=after, model=page.model, queued=queued)
     )
 
 

@@ -1,0 +1,85 @@
+"""F5: a reader that takes a byte a second costs nobody anything, is cut, and can go on."""
+
+import asyncio
+import re
+import socket
+from itertools import pairwise
+
+import httpx
+import pytest
+from tests.support import sse
+from tests.support.fault_report import FaultRun
+from tests.support.faults import SLACK_S, prompt, submit, undisturbed, watch
+from tests.support.local_fleet import LocalFleet
+
+TCP_ESTABLISHED = 1
+MANY = 100_000
+FAST = 20_000
+TOKENS, RATE, NORMAL = 60, 30, 20
+SEND_TIMEOUT_S = 2
+SLACK_MB = 5  # what twenty normal readers take
+WHOLE_EVENT = re.compile(rb"^id: (\d+)\nevent: token\ndata: .*\n\n", re.MULTILINE)
+
+
+async def byte_by_byte(port: int, path: str) -> bytes:
+    """Read a byte a second, until the server cuts the connection; what came."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", port))
+        await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        got = b""
+        while not peer_has_gone(client):
+            got += await loop.sock_recv(client, 1)
+            await asyncio.sleep(1)
+        while True:  # what had been sent to us before
+            try:
+                more = await loop.sock_recv(client, 65536)
+            except ConnectionResetError:
+                return got
+            if not more:
+                return got
+            got += more
+
+
+def peer_has_gone(client: socket.socket) -> bool:
+    """Whether the other side has closed, also while bytes of it are unread."""
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != TCP_ESTABLISHED
+
+
+@pytest.mark.fault("F5 reader of a byte a second")
+async def test_a_slow_reader_is_cut_and_goes_on(fleet: LocalFleet, fault: FaultRun) -> None:
+    api, _ = await asyncio.gather(fleet.api(send_timeout_s=SEND_TIMEOUT_S), fleet.worker())
+    port = int(api.url.rpartition(":")[2])
+    asked = prompt(tokens=TOKENS, rate=RATE)
+    async with httpx.AsyncClient(base_url=api.url, timeout=28, limits=httpx.Limits()) as http:
+        assert (await http.get("/tasks/nope")).status_code == 404
+        slow = await submit(http, prompt(tokens=MANY, rate=FAST))
+        before = api.memory_mb()
+        reading = asyncio.create_task(byte_by_byte(port, f"/tasks/{slow}/stream"))
+        normal = [await submit(http, asked) for _ in range(NORMAL)]
+        streams = [watch(http, task_id) for task_id in normal]
+        await asyncio.gather(*(stream.__aenter__() for stream in streams))
+        for stream in streams:
+            frames = await stream.end()
+            sse.check_native(frames)
+            fault.stream(stream.numbers, tokens=TOKENS)
+            assert sse.native_text(frames) == undisturbed(asked, tokens=TOKENS)
+            fault.gaps_s.append(max(later - one for one, later in pairwise(stream.times)))
+        got = await asyncio.wait_for(reading, 20)
+        assert "cut a reader that took nothing" in api.text()
+        assert "Traceback" not in api.text()
+        assert api.memory_mb(peak=True) - before < 10 + SLACK_MB
+        fault.hits += 1
+
+        seen = [int(number) for number in WHOLE_EVENT.findall(got)]
+        async with watch(http, slow, seen[-1]) as rest:
+            frames = await rest.end()
+        fault.stream(seen + rest.numbers, tokens=MANY)
+        assert frames[-1].event == "completed"
+        # Nobody waited for that reader: the text came at the writer's own pace.
+        task = (await http.get(f"/tasks/{slow}")).json()
+        assert task["attempts"] == 1
+        assert task["finished_at"] - task["started_at"] < MANY / FAST + SLACK_S
+    await fleet.quiet()
