@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,18 @@ from millstream.shared.connection import open_redis
 from millstream.shared.scripts import Scripts
 
 _numbers = itertools.count(1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for fleet in item.funcargs.values() if isinstance(item, pytest.Function) else ():
+            if isinstance(fleet, LocalFleet):  # its processes have not been ended yet
+                report.sections.append(("logs of the fleet", fleet.logs()))
+    return report
 
 
 @pytest.fixture(scope="session")

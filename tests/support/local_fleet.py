@@ -127,13 +127,16 @@ class LocalFleet:
         self.scripts = Scripts(self.redis)
         return self
 
-    async def __aexit__(self, kind: Any, *rest: object) -> None:
+    async def __aexit__(self, *rest: object) -> None:
         for process in self.processes:
             process.kill()
         await self._redis_context.__aexit__(None, None, None)
-        if kind is not None:
-            for process in self.processes:
-                print(f"--- {process.log.name}\n{process.text()[-3000:]}")  # noqa: T201
+
+    def logs(self) -> str:
+        """The last lines of each process, for a test that failed."""
+        return "\n".join(
+            f"--- {process.log.name}\n{process.text()[-3000:]}" for process in self.processes
+        )
 
     def _log(self, kind: str) -> Path:
         return self.folder / f"{kind}-{len(self.processes)}.log"
