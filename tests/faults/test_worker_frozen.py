@@ -35,7 +35,7 @@ TASKS, TOKENS = 4, 60
 async def refused_everywhere(fleet: LocalFleet, worker: str, task_id: str) -> None:
     """Whatever is asked for in the name of the first attempt changes nothing."""
     before = await fields_of(fleet, task_id)
-    first_attempt = (task_id, 1, before["entry"])
+    first_attempt = (task_id, 1)
     owned = await owners(fleet)
     assert int(before["attempt"]) > 1
     more = AppendRow(task_id, 1, 3, int(before["seq"]) + 1, [("5", '"x"')], "", "")
