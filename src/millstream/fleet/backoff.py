@@ -9,7 +9,8 @@ STEADY_S = 10.0
 class Backoff:
     """Doubles the wait from start to failed start, and forgets once the process ran well."""
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._next_s = FIRST_S
 
     def after(self, ready_for_s: float) -> float:
@@ -17,5 +18,5 @@ class Backoff:
         if ready_for_s >= STEADY_S:
             self._next_s = FIRST_S
         wait_s = self._next_s
-        self._next_s = min(self._next_s * 2, LONGEST_S)
+        self._next_s = min(self._next_s * 2, self._longest_s)
         return wait_s

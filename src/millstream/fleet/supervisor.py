@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections import Counter
 
-from millstream.fleet.backoff import Backoff
+from millstream.fleet.backoff import LONGEST_S, Backoff
 from millstream.fleet.guard import Guard
 from millstream.fleet.lifeline import MARK
 from millstream.fleet.log_lines import Calm, message_of
@@ -28,9 +29,18 @@ class Supervisor:
     """Starts a process again whenever it ends, until told to stop."""
 
     def __init__(
-        self, spec: ProcessSpec, *, guard: Guard, screen: Screen, verbose: bool = False
+        self,
+        spec: ProcessSpec,
+        *,
+        guard: Guard,
+        screen: Screen,
+        verbose: bool = False,
+        longest_wait_s: float = LONGEST_S,
     ) -> None:
         self.spec = spec
+        self.ends: Counter[int] = Counter()
+        """How often the process ended unasked, by exit code."""
+        self._longest_wait_s = longest_wait_s
         self._guard = guard
         self._screen = screen
         self._verbose = verbose
@@ -60,7 +70,7 @@ class Supervisor:
         Raises:
             MillstreamError: it ends for a reason that stays.
         """
-        backoff = Backoff()
+        backoff = Backoff(self._longest_wait_s)
         try:
             while not self._stopping.is_set():
                 await self._run_once(backoff)
@@ -100,6 +110,7 @@ class Supervisor:
         self._guard.forget(process.pid)
         if self._stopping.is_set():
             return
+        self.ends[code] += 1
         if code == HOPELESS:
             raise MillstreamError(f"{self.spec.name} cannot start: {_reason(process)}")
         ready_for_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
