@@ -1,5 +1,6 @@
 """Valkey processes for tests: one for all, and those that a test may ill-treat."""
 
+import os
 import signal
 import subprocess
 import time
@@ -60,3 +61,17 @@ class Store:
     def configure(self, name: str, value: object) -> None:
         with redis.Redis(port=self.port) as client:
             client.config_set(name, value)
+
+    @property
+    def _file(self) -> Path:
+        (file,) = (self.folder / "appendonlydir").glob("*.incr.aof")
+        return file
+
+    def mark(self) -> int:
+        """A place in the file, to which `lose_since` goes back."""
+        return self._file.stat().st_size
+
+    def lose_since(self, mark: int) -> None:
+        """Crash, as a machine does whose disk has not got what came after the mark."""
+        self.end(signal.SIGKILL)
+        os.truncate(self._file, mark)

@@ -146,7 +146,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     await submit(idempotency_key="key", body_hash="1")
     (first,) = await claim("one")
     end = AppendRow(first.task_id, 1, 3, 1, [("5", '"x"')], "completed", "stop")
-    await scripts.append(shard, model=model, result_ttl_s=3600, rows=[end])
+    await scripts.append(shard, worker="one", model=model, result_ttl_s=3600, rows=[end])
     await submit()
     (lost,) = await claim("one", lease_s=60)
     await scripts.release(
@@ -189,7 +189,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         field for row in table_rows(PROTOCOL, "### The task hash") for field in code_spans(row[0])
     }
     # Those that only a task with readers, or one that moved on after a loss, has.
-    assert told == fields | {"followers", "unheard_since", "lost", "lost_seq"}
+    assert told == fields | {"followers", "unheard_since", "lost", "lost_seq", "rewound_at"}
 
 
 def test_every_script_is_described() -> None:

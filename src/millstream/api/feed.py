@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from millstream.api.shown import Shown
 from millstream.shared.connection import RedisError
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
@@ -23,18 +24,21 @@ BUFFER_CHARS = 128 * 1024  # what a reader may be behind before it must read fro
 PULSE_S = 1.0
 # A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
 PULSE_LOST_S = 4.0
+PUT_BACK_PAUSE_S = 0.2
 _PULSE = b"pulse"
 
 
 class Reader:
     """One open stream's place in a task's log: a bounded buffer of events in order."""
 
-    __slots__ = ("_buffer", "_size", "_tail", "_wake", "behind", "task_id")
+    __slots__ = ("_buffer", "_size", "_tail", "_wake", "behind", "rewound", "task_id")
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         self.behind = True
         """The log must be read: the buffer misses something."""
+        self.rewound = False
+        """The log no longer holds what this pod has shown of it."""
         self._buffer: list[Event] = []
         self._size = 0
         self._tail: int | None = None
@@ -91,6 +95,11 @@ class Reader:
         self._wake.clear()
         return taken
 
+    def tell_rewound(self) -> None:
+        """The log has gone on otherwise than was shown: nothing of it may follow."""
+        self.rewound = True
+        self.fall_behind()
+
     def wake(self) -> None:
         """End the wait without an event."""
         self._wake.set()
@@ -109,7 +118,9 @@ class Reader:
 class Feed:
     """The pod's subscription, and the readers it serves."""
 
-    def __init__(self, redis_url: str, scripts: Scripts, *, pod_id: str, shards: int) -> None:
+    def __init__(
+        self, redis_url: str, scripts: Scripts, shown: Shown, *, pod_id: str, shards: int
+    ) -> None:
         self._subscription = Subscription(
             redis_url,
             [Keys(shard).pod(pod_id) for shard in range(shards)],
@@ -117,6 +128,8 @@ class Feed:
             on_message=self._on_message,
         )
         self._scripts = scripts
+        self.shown = shown
+        self._reopened = asyncio.Event()
         self._shards = shards
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
@@ -152,11 +165,31 @@ class Feed:
         for readers in self._readers.values():
             for reader in readers:
                 reader.fall_behind()
+        self._reopened.set()
+
+    async def put_back(self) -> None:
+        """After each loss of the connection see that the logs hold what was shown of them."""
+        while True:
+            await self._reopened.wait()
+            self._reopened.clear()
+            try:
+                changed = await self.shown.put_back()
+            except RedisError as error:
+                logger.debug("put back: %s", error)
+                self._reopened.set()
+                await asyncio.sleep(PUT_BACK_PAUSE_S)
+                continue
+            for task_id in changed:
+                for reader in self._readers.get(task_id, ()):
+                    reader.tell_rewound()
 
     def _on_message(self, payload: bytes) -> None:
         self._heard_at = time.monotonic()
         if payload != _PULSE:
             self._dispatch(payload)
+            return
+        for shard in range(self._shards):
+            self.shown.forget_old(shard)
 
     def _dispatch(self, payload: bytes) -> None:
         for task_id, events in decode_pod_message(payload):

@@ -17,6 +17,7 @@ from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.queue_watch import QueueWatch
 from millstream.api.relay import Relay, unavailable
+from millstream.api.shown import Shown
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import ExpiredTask, UnknownTask
@@ -44,7 +45,10 @@ class Pod:
         self.settings = settings
         self.scripts = scripts
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self.feed = Feed(settings.redis_url, scripts, pod_id=self.id, shards=settings.shards)
+        self.shown = Shown(scripts, result_ttl_s=settings.result_ttl_s)
+        self.feed = Feed(
+            settings.redis_url, scripts, self.shown, pod_id=self.id, shards=settings.shards
+        )
         self.relay = Relay(scripts, self.feed)
         self.directory = Directory(scripts, settings)
         self.admission = Admission(scripts, self.directory, settings)
@@ -109,6 +113,8 @@ class Pod:
             raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
         if state == "expired":
             raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
+        if state == TaskState.CANCELLED:
+            self.shown.note_stop(task_id, caller)
         return TaskState(state), Usage(prompt, completion)
 
     def left(self, accepted: Accepted, caller: str) -> None:
@@ -173,6 +179,7 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
+            asyncio.create_task(pod.feed.put_back(), name="put back"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.check_store(), name="check redis"),
         ]

@@ -6,9 +6,9 @@ import random
 import time
 from collections.abc import AsyncGenerator
 
-from millstream.api.feed import Feed
+from millstream.api.feed import Feed, Reader
 from millstream.shared.connection import RedisError
-from millstream.shared.errors import ExpiredTask, RedisUnavailable, UnknownTask
+from millstream.shared.errors import ExpiredTask, LogRewound, RedisUnavailable, UnknownTask
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 PAGE = 256  # events read at once: bounds the memory of a reader that is far behind
 # The subscription has a watchdog of its own; this only bounds what a bug in it would cost.
 RECHECK_S = 15.0
+# How long a log may be shorter than what was given of it: a worker writes again what is missing
+# with its next step, a pod as soon as it is connected.
+HEAL_S = 5.0
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 
 
@@ -37,6 +40,7 @@ class Relay:
         Raises:
             UnknownTask: there is none, or it is another caller's.
             ExpiredTask: there was one.
+            LogRewound: Redis had lost events up to this number, and they came otherwise again.
             RedisUnavailable: Redis did not answer.
         """
         shard = shard_of(task_id)
@@ -55,6 +59,8 @@ class Relay:
             raise unavailable(error) from error
         if isinstance(page, LogPage):
             return page
+        if page == "rewound":
+            raise rewound(task_id)
         if page == "expired":
             raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
         raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
@@ -66,19 +72,18 @@ class Relay:
 
         A batch is empty when nothing came for `tick_s`, or when the pod wakes its readers: the
         moment to send a keepalive, or to leave. A Redis that is away is waited for. Raises as
-        `page` for a task that is not there, or no longer.
+        `page` for a task that is not there, or no longer; and `LogRewound` where Redis has lost
+        what was given before, and neither worker nor pod can put it back.
         """
         next_seq = after + 1
         delay = RETRY_FIRST_S
         read_at = time.monotonic()
         with self._feed.reading(task_id) as reader:
+            gap = _Gap()
             while True:
                 if reader.behind:
-                    reader.begin_catch_up()
-                    try:
-                        page = await self.page(task_id, caller, after=next_seq - 1, follow=True)
-                    except RedisUnavailable:
-                        reader.fall_behind()
+                    page = await self._catch_up(reader, caller, next_seq, gap)
+                    if page is None:
                         await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311
                         delay = min(2 * delay, RETRY_MOST_S)
                         yield []
@@ -101,9 +106,55 @@ class Relay:
                         read_at = time.monotonic()
                     elif time.monotonic() - read_at > RECHECK_S:
                         reader.fall_behind()
+                if batch:
+                    self._feed.shown.note(task_id, batch)
                 yield batch
                 if batch and batch[-1].terminal:
                     return
+
+    async def _catch_up(
+        self, reader: Reader, caller: str, next_seq: int, gap: "_Gap"
+    ) -> LogPage | None:
+        """Read the log from a number on; None while Redis is away, or lacks what was given."""
+        if reader.rewound:
+            raise rewound(reader.task_id)
+        reader.begin_catch_up()
+        try:
+            page = await self.page(reader.task_id, caller, after=next_seq - 1, follow=True)
+        except RedisUnavailable:
+            reader.fall_behind()
+            return None
+        if gap.lies_between(page, next_seq):
+            if gap.hopeless:
+                raise rewound(reader.task_id)
+            reader.fall_behind()
+            return None
+        return page
+
+
+class _Gap:
+    """A log that lacks what was given of it: a worker or a pod is about to write it again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.hopeless = False
+
+    def lies_between(self, page: LogPage, next_seq: int) -> bool:
+        """Whether the log ends before, or does not hold, the next number to be given."""
+        short = page.seq < next_seq - 1
+        hollow = page.seq >= next_seq and not page.events  # their count is there, they are not
+        if not (short or hollow):
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = self._since or now
+        self.hopeless = page.state.terminal or now - self._since > HEAL_S
+        return True
+
+
+def rewound(task_id: str) -> LogRewound:
+    """What a reader is told whose events Redis has lost."""
+    return LogRewound(f"The fleet's store has lost events of task {task_id}; read it anew.")
 
 
 def unavailable(error: RedisError) -> RedisUnavailable:

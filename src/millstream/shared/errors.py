@@ -12,6 +12,7 @@ MillstreamError
 │   ├── QueueFull
 │   ├── NoWorker
 │   └── RedisUnavailable
+├── LogRewound              Redis lost events of the task that a reader has seen
 ├── TaskFailed              an accepted task ended in `failed`
 └── SettingsError           this process is set up wrongly; the text says what to do
 """
@@ -105,6 +106,12 @@ class RedisUnavailable(FleetUnavailable):
     """Redis is away, out of memory, or not answering in time."""
 
     default_code = "redis_unavailable"
+
+
+class LogRewound(MillstreamError):
+    """Redis came back without events that were shown, and they cannot be had again."""
+
+    default_code = "log_rewound"
 
 
 class TaskFailed(MillstreamError):

@@ -251,11 +251,33 @@ class Scripts:
         return claims, waiting
 
     async def append(
-        self, shard: Keys, *, model: str, result_ttl_s: int, rows: Sequence[AppendRow]
+        self,
+        shard: Keys,
+        *,
+        worker: str,
+        model: str,
+        result_ttl_s: int,
+        rows: Sequence[AppendRow],
     ) -> list[int]:
         """Write new events of many tasks; per row the last number in the log, or a refusal."""
         packed = _pack([row.flatten() for row in rows])
-        return await self._run("append", [shard.queue(model)], [result_ttl_s, packed])
+        return await self._run("append", [shard.queue(model)], [worker, result_ttl_s, packed])
+
+    async def restore(
+        self, shard: Keys, *, task_id: str, result_ttl_s: int, events: Sequence[Event]
+    ) -> str:
+        """Put back what was shown of a log and that Redis lost.
+
+        `whole`: it is all there now. `short`: the log lacks more than this. `other`: it went on
+        otherwise meanwhile, and whoever has read so far is refused. `unknown`: the task is gone.
+        """
+        parts = [part for event in events for part in (event.kind, event.ids, event.data)]
+        answer = await self._run(
+            "restore",
+            [shard.task(task_id)],
+            [task_id, result_ttl_s, events[0].seq, _pack(parts)],
+        )
+        return answer.decode()
 
     async def release(
         self,
@@ -293,7 +315,8 @@ class Scripts:
     ) -> LogPage | str:
         """Events after number `after`, and from now on the rest on the pod's channel.
 
-        An empty `pod` only reads. Answers `unknown` or `expired` where there is no such task.
+        An empty `pod` only reads. Answers `unknown` or `expired` where there is no such task, and
+        `rewound` if events up to `after` were lost by Redis and came otherwise again.
         """
         answer = await self._run(
             "follow", [shard.task(task_id)], [task_id, caller, pod, after, count]

@@ -25,6 +25,7 @@ class Publisher:
 
     Args:
         scripts: The atomic steps.
+        worker_id: Who writes.
         model: The model's name, as in the queue's.
         result_ttl_s: How long an ended task can be read.
         lease: Says whether we may still write.
@@ -35,12 +36,14 @@ class Publisher:
         self,
         scripts: Scripts,
         *,
+        worker_id: str,
         model: str,
         result_ttl_s: int,
         lease: LeaseClock,
         on_gone: Callable[[Job], None],
     ) -> None:
         self._scripts = scripts
+        self._worker_id = worker_id
         self._model = model
         self._result_ttl_s = result_ttl_s
         self._lease = lease
@@ -92,7 +95,11 @@ class Publisher:
         for shard, group in shards.items():
             rows = [job.row(MOST_EVENTS_A_ROW) for job in group]
             answers = await self._scripts.append(
-                Keys(shard), model=self._model, result_ttl_s=self._result_ttl_s, rows=rows
+                Keys(shard),
+                worker=self._worker_id,
+                model=self._model,
+                result_ttl_s=self._result_ttl_s,
+                rows=rows,
             )
             for job, answer in zip(group, answers, strict=True):
                 self._settle(job, answer)

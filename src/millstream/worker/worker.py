@@ -111,6 +111,7 @@ class Worker:
         settings = self._settings
         publisher = self._publisher = Publisher(
             scripts,
+            worker_id=self.id,
             model=settings.model_name,
             result_ttl_s=settings.result_ttl_s,
             lease=lease.clock,

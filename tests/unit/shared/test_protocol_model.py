@@ -1,7 +1,9 @@
 """The protocol against a model: any order of steps by any number of workers, on a real Valkey.
 
 The clock is virtual: "a lease goes by" makes every pending entry idle for that long. A frozen
-worker is one whose steps come later; a dead one is one whose steps come no more.
+worker is one whose steps come later; a dead one is one whose steps come no more. Redis can lose
+what was written since its file was synced; then pods put back what they have shown, or they died
+too. Each claim makes a text of its own, so that bytes that come otherwise again are seen.
 """
 
 import asyncio
@@ -39,6 +41,7 @@ class Task:
     """What we know of a task from outside."""
 
     seen: list[Event] = field(default_factory=list)
+    """What a pod has shown, which all readers have read."""
     attempt: int = 0
     terminal: str | None = None
     stopped: bool = False
@@ -49,6 +52,8 @@ class Held:
     """What a worker believes it runs."""
 
     claim: Claim
+    events: list[tuple[str, str]]
+    """Of the whole log: those of the claim, then its own."""
     written: int
 
 
@@ -63,14 +68,18 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
         self.tasks: dict[str, Task] = {}
+        self.claims = 0
+        self.memory: dict[bytes, bytes] = {}
+        self.attempts: dict[str, int] = {}
+        """Both as Redis's file has them."""
         self.held: dict[str, dict[str, Held]] = {worker: {} for worker in WORKERS}
 
     def run(self, coroutine: Any) -> Any:
         return self.loop.run_until_complete(coroutine)
 
-    def token(self, task_id: str, seq: int) -> tuple[str, str]:
-        """Token `seq` of a task, the same whoever makes it."""
-        return str(seq), f'"{task_id} {seq}"'
+    def token(self, claim: int, seq: int) -> tuple[str, str]:
+        """Token `seq` of a task, as this claim makes it."""
+        return str(seq), f'"{claim} {seq}"'
 
     @rule()
     def submit(self) -> None:
@@ -104,8 +113,13 @@ class Protocol(RuleBasedStateMachine):
             assert not task.stopped, "a stopped task was started (I7)"
             assert claim.attempt >= task.attempt
             task.attempt = claim.attempt
+            known = self.held[worker].get(claim.task_id)
+            if known and known.claim.attempt == claim.attempt:
+                continue  # it runs already
+            self.claims += 1
             if heard:  # else the answer was lost
-                self.held[worker][claim.task_id] = Held(claim, len(claim.log))
+                events = [(event.ids, event.data) for event in claim.log]
+                self.held[worker][claim.task_id] = Held(claim, events, len(events))
 
     @rule(worker=st.sampled_from(WORKERS), tokens=st.integers(0, 3), twice=st.booleans())
     def step(self, worker: str, tokens: int, twice: bool) -> None:
@@ -113,15 +127,23 @@ class Protocol(RuleBasedStateMachine):
         rows: list[AppendRow] = []
         for task_id, held in self.held[worker].items():
             last = min(held.written + tokens, LENGTH)
-            events = [self.token(task_id, seq) for seq in range(held.written + 1, last + 1)]
+            while len(held.events) < last:
+                held.events.append(self.token(self.claims, len(held.events) + 1))
+            events = held.events[held.written : last]
             ends = ("completed", "stop") if last == LENGTH else ("", "")
             rows.append(AppendRow(task_id, held.claim.attempt, 7, held.written + 1, events, *ends))
         for _ in range(1 + twice):
-            answers = self.run(self.scripts.append(SHARD, model="m", result_ttl_s=1000, rows=rows))
+            answers = self.run(
+                self.scripts.append(
+                    SHARD, worker=worker, model="m", result_ttl_s=1000, rows=rows
+                )
+            )  # fmt: skip
         for row, answer in zip(rows, answers, strict=True):
             held = self.held[worker][row.task_id]
-            current = held.claim.attempt == self.tasks[row.task_id].attempt
-            assert answer < 0 or current, "a write of an old attempt went through (I4)"
+            task = self.tasks[row.task_id]
+            assert answer < 0 or held.claim.attempt >= task.attempt, "an old attempt wrote (I4)"
+            if answer >= 0:
+                task.attempt = held.claim.attempt
             if answer < 0 or answer == LENGTH + 1:
                 del self.held[worker][row.task_id]
             else:
@@ -140,7 +162,7 @@ class Protocol(RuleBasedStateMachine):
             held, self.run(script(keys=[SHARD.queue("m")], args=args)), strict=True
         ):
             task = self.tasks[one.claim.task_id]
-            ours = one.claim.attempt == task.attempt and not task.terminal
+            ours = one.claim.attempt >= task.attempt and not task.terminal
             assert (answer == 1) <= ours, "an old attempt renewed (B20)"
 
     @rule(worker=st.sampled_from(WORKERS), blame=st.sampled_from(["", "engine"]))
@@ -194,6 +216,39 @@ class Protocol(RuleBasedStateMachine):
         if self.run(self.client.exists(queue)):
             self.run(self.client.xgroup_destroy(queue, "workers"))
 
+    @rule()
+    def sync(self) -> None:
+        """Redis's file holds all that there is."""
+        self.memory = {key: self.run(self.client.dump(key)) for key in self.run(self.client.keys())}
+        self.attempts = {task_id: task.attempt for task_id, task in self.tasks.items()}
+
+    @rule(pod_lives=st.booleans())
+    def redis_lose_tail(self, pod_lives: bool) -> None:
+        """Redis restarts from its file; I15: what a pod has shown stays, or is told to be lost."""
+        self.run(self.client.flushdb())
+        for key, value in self.memory.items():
+            self.run(self.client.restore(key, 1_000_000, value))
+        for task_id in self.tasks.keys() - self.attempts.keys():
+            del self.tasks[task_id]  # a submit that was lost: 404
+            for held in self.held.values():
+                held.pop(task_id, None)
+        for task_id, task in self.tasks.items():
+            task.attempt = self.attempts[task_id]
+            if pod_lives:
+                if task.seen:
+                    answer = self.run(
+                        self.scripts.restore(
+                            SHARD, task_id=task_id, result_ttl_s=1000, events=task.seen
+                        )
+                    )
+                    assert answer == "whole"  # nobody has written since
+                elif task.stopped:
+                    self.run(
+                        self.scripts.stop(SHARD, task_id=task_id, caller="c", result_ttl_s=1000)
+                    )
+            else:  # its readers are gone with it
+                task.seen, task.terminal, task.stopped = [], None, False
+
     @invariant()
     def logs_only_grow(self) -> None:
         for task_id, task in self.tasks.items():
@@ -208,8 +263,7 @@ class Protocol(RuleBasedStateMachine):
             assert terminal == events[len(events) - len(terminal) :]  # I3: last,
             assert len(terminal) <= 1  # and once
             for event in events:
-                if not event.terminal:
-                    assert (event.ids, event.data) == self.token(task_id, event.seq)
+                assert event.terminal or event.ids == str(event.seq)
             task.seen = events
             if terminal:
                 assert task.terminal in (None, terminal[0].kind)

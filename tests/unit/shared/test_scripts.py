@@ -32,6 +32,7 @@ class Bench:
     def __init__(self, scripts: Scripts) -> None:
         self.scripts = scripts
         self.client: Any = scripts._client
+        self.workers: dict[tuple[str, int], str] = {}
 
     async def submit(self, **changes: Any) -> Submitted | Refused:
         arguments = {
@@ -66,10 +67,28 @@ class Bench:
             "sweep": True,
             **changes,
         }
-        return await self.scripts.claim(SHARD, worker=worker, **arguments)
+        claims, waiting = await self.scripts.claim(SHARD, worker=worker, **arguments)
+        self.workers |= {(claim.task_id, claim.attempt): worker for claim in claims}
+        return claims, waiting
 
     async def append(self, *rows: AppendRow) -> list[int]:
-        return await self.scripts.append(SHARD, model="m", result_ttl_s=10, rows=rows)
+        worker = self.workers[rows[0].task_id, rows[0].attempt]
+        return await self.scripts.append(
+            SHARD, worker=worker, model="m", result_ttl_s=10, rows=rows
+        )
+
+    async def restore(self, task_id: str, *events: Event) -> str:
+        return await self.scripts.restore(SHARD, task_id=task_id, result_ttl_s=10, events=events)
+
+    async def memory(self) -> dict[bytes, bytes]:
+        """All that Redis holds."""
+        return {key: await self.client.dump(key) async for key in self.client.scan_iter()}
+
+    async def go_back(self, memory: dict[bytes, bytes]) -> None:
+        """Lose all that was written since."""
+        await self.client.flushdb()
+        for key, value in memory.items():
+            await self.client.restore(key, 100_000, value)
 
     async def log(self, task_id: str, after: int = 0) -> list[Event]:
         page = await self.scripts.follow(
@@ -207,7 +226,8 @@ async def test_append_sent_twice_changes_nothing(bench: Bench) -> None:
     (claim,) = await bench.claim("w1")
     assert await bench.append(row(claim, 1, "a", "b")) == [2]
     assert await bench.append(row(claim, 1, "a", "b")) == [2]
-    assert await bench.append(row(claim, 1, "x", "y", "c")) == [3]
+    assert await bench.append(row(claim, 1, "a", "x", "c")) == [STALE]  # not what the log has
+    assert await bench.append(row(claim, 1, "a", "b", "c")) == [3]
     assert [event.text for event in await bench.log(claim.task_id)] == ["a", "b", "c"]
     end = row(claim, 4, outcome="completed", detail="length")
     assert await bench.append(end) == [4]
@@ -574,3 +594,129 @@ async def test_names_are_spelled_as_in_python() -> None:
         shard.rate(""), shard.dead(""), shard.pod(""), shard.control(""),
     ):  # fmt: skip
         assert f"tag .. '{name.removeprefix(shard.tag)}'" in text
+
+
+# What Redis lost and somebody remembers.
+
+
+def told(first: int, *texts: str) -> list[Event]:
+    return [
+        Event(first + n, "t", str(100 + first + n), f'"{text}"') for n, text in enumerate(texts)
+    ]
+
+
+async def test_a_claim_that_was_lost_is_taken_back_with_all_that_was_written(bench: Bench) -> None:
+    task_id = await bench.task()
+    before = await bench.memory()
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a", "b")) == [2]
+    await bench.go_back(before)
+    assert (await bench.state(task_id), await bench.log(task_id)) == ("queued", [])
+    assert await bench.renew("w1", claim) == 1  # it is not told to drop it
+    assert await bench.append(row(claim, 3, "c")) == [0]
+    assert await bench.state(task_id) == "running"
+    assert await bench.append(row(claim, 1, "a", "b", "c")) == [3]
+    assert await bench.claim("w2") == []  # its entry is delivered, and not another's
+    assert await bench.log(task_id) == told(1, "a", "b", "c")
+    assert await bench.append(row(claim, 4, outcome="completed", detail="stop")) == [4]
+    assert await bench.queue_length() == 0
+
+
+async def test_who_claimed_after_the_loss_keeps_the_task(bench: Bench) -> None:
+    """Attempt 1 was given twice: once before the loss, once after it."""
+    task_id = await bench.task()
+    before = await bench.memory()
+    (old,) = await bench.claim("w1")
+    assert await bench.append(row(old, 1, "a", "b")) == [2]
+    await bench.go_back(before)
+    (new,) = await bench.claim("w2")
+    assert (new.attempt, new.log) == (old.attempt, [])
+    assert await bench.append(row(new, 1, "x")) == [1]
+    bench.workers[task_id, 1] = "w1"
+    assert await bench.append(row(old, 3, "c")) == [STALE]
+    assert await bench.renew("w1", old) == STALE
+    assert await bench.log(task_id) == told(1, "x")
+
+
+async def test_a_worker_ahead_does_not_write_behind_another_text(bench: Bench) -> None:
+    task_id = await bench.task()
+    before = await bench.memory()
+    await bench.claim("w1")
+    await bench.lapse()
+    (ahead,) = await bench.claim("w1")
+    assert ahead.attempt == 2
+    assert await bench.append(row(ahead, 1, "a", "b")) == [2]
+    await bench.go_back(before)
+    (other,) = await bench.claim("w2")
+    assert await bench.append(row(other, 1, "x", "b")) == [2]
+    assert await bench.append(row(ahead, 3, "c")) == [0]
+    assert await bench.append(row(ahead, 1, "a", "b", "c")) == [STALE]
+    assert await bench.log(task_id) == told(1, "x", "b")
+
+
+async def test_what_was_shown_is_put_back_before_the_task_goes_on(bench: Bench) -> None:
+    task_id = await bench.task()
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a")) == [1]
+    before = await bench.memory()
+    assert await bench.append(row(claim, 2, "b", "c")) == [3]
+    await bench.go_back(before)
+    assert await bench.restore(task_id, *told(3, "c")) == "short"
+    assert await bench.restore(task_id, *told(1, "a", "b", "c")) == "whole"
+    assert await bench.restore(task_id, *told(2, "b", "c")) == "whole"  # twice
+    assert await bench.log(task_id) == told(1, "a", "b", "c")
+    await bench.lapse()
+    (next_claim,) = await bench.claim("w2")
+    assert next_claim.log == told(1, "a", "b", "c")
+    assert await bench.append(row(next_claim, 4, outcome="completed", detail="stop")) == [4]
+    (end,) = await bench.log(task_id, after=3)
+    assert end.body["usage"] == {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+
+
+async def test_an_end_that_was_shown_is_put_back(bench: Bench) -> None:
+    task_id = await bench.task()
+    before = await bench.memory()
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    shown = await bench.log(task_id)
+    await bench.go_back(before)
+    assert await bench.restore(task_id, *shown) == "whole"
+    assert await bench.log(task_id) == shown
+    assert await bench.state(task_id) == "completed"
+    assert (await bench.scripts.task_fields(SHARD, task_id))["finish_reason"] == "stop"
+    assert await bench.queue_length() == 0
+    assert await bench.claim("w2") == []
+
+
+async def test_a_text_that_came_otherwise_is_refused_to_who_saw_the_first(bench: Bench) -> None:
+    task_id = await bench.task()
+    before = await bench.memory()
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a", "b")) == [2]
+    await bench.go_back(before)
+    (other,) = await bench.claim("w2")
+    assert await bench.append(row(other, 1, "a", "x", "y")) == [3]
+    assert await bench.restore(task_id, *told(1, "a", "b")) == "other"
+    assert await bench.log(task_id) == told(1, "a", "x", "y")
+    assert await bench.log(task_id, after=1) == told(2, "x", "y")  # event 1 is the same
+    for after in (2, 3):
+        refused = await bench.scripts.follow(
+            SHARD, task_id=task_id, caller="ann", pod="", after=after, count=10
+        )
+        assert refused == "rewound"
+    assert await bench.restore(new_task_id(0), *told(1, "a")) == "unknown"
+
+
+async def test_a_worker_that_took_over_before_it_was_put_back_makes_way(bench: Bench) -> None:
+    task_id = await bench.task()
+    before = await bench.memory()
+    (lost,) = await bench.claim("w1")
+    assert await bench.append(row(lost, 1, "a", "b")) == [2]
+    await bench.go_back(before)
+    (claim,) = await bench.claim("w2")  # holds an empty log
+    assert await bench.restore(task_id, *told(1, "a", "b")) == "whole"
+    assert await bench.append(row(claim, 1, "x", "y", "z")) == [STALE]
+    assert await bench.log(task_id) == told(1, "a", "b")
+    await bench.lapse()
+    (claim,) = await bench.claim("w2")
+    assert (claim.attempt, claim.log) == (2, told(1, "a", "b"))

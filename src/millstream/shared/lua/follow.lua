@@ -2,13 +2,15 @@
 -- Read a task's log after event n and, in the same step, follow what comes: no gap between the two.
 -- KEYS: task
 -- ARGV: id, caller, pod ('' only reads), after, at most so many events
--- -> {'ok', state, seq, model, log entries} | {'unknown'} | {'expired'}
+-- -> {'ok', state, seq, model, log entries} | {'unknown'} | {'expired'} | {'rewound'}
 local id, pod = ARGV[1], ARGV[3]
-local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers', 'entry')
+local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers', 'entry',
+  'rewound_at')
 if not task[1] then
   return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
 end
 if task[2] ~= ARGV[2] then return {'unknown'} end
+if task[7] and tonumber(ARGV[4]) >= tonumber(task[7]) then return {'rewound'} end
 local unfinished = task[1] == 'queued' or task[1] == 'running'
 if unfinished and entry_of(id, task[4], task[6]) ~= task[6] then ring(task[4], 'new') end
 if pod ~= '' and unfinished then

@@ -48,6 +48,24 @@ local function entry_of(id, model, entry)
   return entry
 end
 
+-- A worker whose attempt is ahead of the task's: Redis has lost its claim, for attempts only go up.
+-- It holds the whole text, also what readers have seen and Redis has not, so it takes its place again.
+local function take_back(id, attempt, me)
+  local task = redis.call('HMGET', task_key(id), 'model', 'entry')
+  redis.call('HSET', task_key(id), 'state', 'running', 'attempt', attempt, 'worker', me,
+    'released', '0')
+  redis.call('HSETNX', task_key(id), 'started', int(now_ms()))
+  local queue = queue_key(task[1])
+  pending(queue)
+  redis.call('XCLAIM', queue, GROUP, me, 0, entry_of(id, task[1], task[2]), 'FORCE', 'JUSTID')
+end
+
+-- Whether event n of a log has these bytes.
+local function holds(id, n, kind, ids, data)
+  local entry = redis.call('XRANGE', log_key(id), int(n) .. '-0', int(n) .. '-0')[1]
+  return entry and entry[2][2] == kind and entry[2][6] == ids and entry[2][8] == data
+end
+
 -- Milliseconds until `places` more tasks have been served: Little's law on the smoothed service time.
 local function wait_ms(model, places, running)
   local service = tonumber(redis.call('HGET', rate_key(model), 'service_ms') or '') or 1000
@@ -118,13 +136,14 @@ end
 
 -- End a task: its last event, its state, its place in the queue, its remaining life. `task` holds
 -- seq, attempt, entry, model, caller, followers, started, prompt_tokens, tokens (strings or false).
--- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON).
+-- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON). `data` is
+-- made from them where it is not given.
 -- The growing command comes first, so that a full Redis refuses the whole.
-local function finish(id, task, kind, detail, result_ttl_s)
+local function finish(id, task, kind, detail, result_ttl_s, data)
   local seq = int(tonumber(task.seq or 0) + 1)
   local usage = usage_json(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
-  local data
-  if kind == 'completed' then
+  if data then -- as it was told before it was lost
+  elseif kind == 'completed' then
     data = '{"finish_reason": "' .. detail .. '", "usage": ' .. usage .. '}'
   elseif kind == 'cancelled' then
     data = '{"usage": ' .. usage .. '}'
@@ -162,7 +181,7 @@ end
 local TASK_FIELDS = {
   'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
   'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released', 'last_error',
-  'created',
+  'created', 'rewound_at',
 }
 local function read_task(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))

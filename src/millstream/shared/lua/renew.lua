@@ -3,7 +3,7 @@
 -- woke up late would take it back: hence the look at the attempt.
 -- KEYS: queue
 -- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id and attempt of each task
--- -> per task 1 renewed, -1 another attempt owns it, -2 it has ended or expired
+-- -> per task 1 ours, -1 another attempt owns it, -2 it has ended or expired
 pending(KEYS[1]) -- makes the group where it is missing
 local result_ttl_s, max_task_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = now_ms()
@@ -12,6 +12,7 @@ for at = 5, #ARGV, 2 do
   local id, attempt = ARGV[at], ARGV[at + 1]
   local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'created', 'model',
     'entry')
+  local unfinished = task[1] == 'queued' or task[1] == 'running'
   local ours = task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1]
   if ours and now - task[4] > max_task_ms then
     finish(id, read_task(id), 'failed', deadline_error(max_task_ms), result_ttl_s)
@@ -23,6 +24,8 @@ for at = 5, #ARGV, 2 do
     redis.call('EXPIRE', task_key(id), ARGV[2])
     redis.call('EXPIRE', log_key(id), ARGV[2])
     answers[#answers + 1] = 1
+  elseif unfinished and tonumber(attempt) > tonumber(task[2]) then
+    answers[#answers + 1] = 1 -- Redis lost the claim; the next append takes the task back
   else
     answers[#answers + 1] = task[1] == 'running' and -1 or -2
   end

@@ -1,0 +1,104 @@
+"""What this pod has told within the last seconds, to put it back should Redis lose it.
+
+Redis can lose the last second or two of what it has acknowledged (`appendfsync everysec`, or a
+failover to a replica). Whoever saw an event, saw it through a pod: so the pods keep what they
+showed for a little longer than that, and write it again after each loss of the connection.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millstream.shared.events import Event
+from millstream.shared.keys import Keys
+from millstream.shared.schemas import shard_of
+from millstream.shared.scripts import Scripts
+
+logger = logging.getLogger(__name__)
+
+# Redis syncs its file once a second, and up to a second later when the disk is slow.
+KEEP_S = 3.0
+MOST_EVENTS = 512  # of one task; bounds what a reader that rushes through a long log leaves here
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The last events of one log that a reader of this pod was given."""
+
+    batches: deque[tuple[float, list[Event]]]
+    count: int = 0
+    last: int = 0
+
+
+class Shown:
+    """Events that were sent, and stops that were confirmed, in the last seconds of Redis's life."""
+
+    def __init__(self, scripts: Scripts, *, result_ttl_s: int) -> None:
+        self._scripts = scripts
+        self._result_ttl_s = result_ttl_s
+        self._tails: dict[str, _Tail] = {}
+        self._stops: dict[str, tuple[float, str]] = {}
+
+    def note(self, task_id: str, events: Sequence[Event]) -> None:
+        """A reader is given these events of a log, which follow each other."""
+        tail = self._tails.get(task_id)
+        if tail is None or events[0].seq > tail.last + 1:
+            tail = self._tails[task_id] = _Tail(deque(), last=events[0].seq - 1)
+        new = [event for event in events if event.seq > tail.last]
+        if not new:
+            return  # another reader had them before
+        tail.batches.append((time.monotonic(), new))
+        tail.count += len(new)
+        tail.last = new[-1].seq
+        while tail.count > MOST_EVENTS and len(tail.batches) > 1:
+            tail.count -= len(tail.batches.popleft()[1])
+
+    def note_stop(self, task_id: str, caller: str) -> None:
+        """A caller was told that its task is stopped."""
+        self._stops[task_id] = (time.monotonic(), caller)
+
+    def forget_old(self, shard: int) -> None:
+        """A shard's Redis has lived on: what is older than it could lose needs no keeping."""
+        oldest = time.monotonic() - KEEP_S
+        for task_id, tail in list(self._tails.items()):
+            if shard_of(task_id) != shard:
+                continue
+            while tail.batches and tail.batches[0][0] < oldest:
+                tail.count -= len(tail.batches.popleft()[1])
+            if not tail.batches:
+                del self._tails[task_id]
+        for task_id, (at, _) in list(self._stops.items()):
+            if at < oldest and shard_of(task_id) == shard:
+                del self._stops[task_id]
+
+    async def put_back(self) -> list[str]:
+        """Write again what Redis may lack; the tasks whose logs have gone on otherwise.
+
+        Raises:
+            RedisError: Redis does not answer; nothing is forgotten, so it may be tried again.
+        """
+        tails = {
+            task_id: [event for _, batch in tail.batches for event in batch]
+            for task_id, tail in self._tails.items()
+        }
+        stops = dict(self._stops)
+        changed: list[str] = []
+        for task_id, events in tails.items():
+            shard = Keys(shard_of(task_id) or 0)
+            answer = await self._scripts.restore(
+                shard, task_id=task_id, result_ttl_s=self._result_ttl_s, events=events
+            )
+            if answer == "other":
+                changed.append(task_id)
+        for task_id, (_, caller) in stops.items():
+            await self._scripts.stop(
+                Keys(shard_of(task_id) or 0),
+                task_id=task_id,
+                caller=caller,
+                result_ttl_s=self._result_ttl_s,
+            )
+        if changed:
+            logger.warning("Redis has lost events of %d tasks that were shown", len(changed))
+        return changed
