@@ -130,11 +130,24 @@ class Feed:
         self._scripts = scripts
         self.shown = shown
         self._reopened = asyncio.Event()
+        self._session = 0
+        self._checked = 0
         self._shards = shards
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
         self._left: set[str] = set()
         self._heard_at = time.monotonic()
+
+    @property
+    def session(self) -> int | None:
+        """Which unbroken connection logs may be read in; None until they have been compared.
+
+        After a loss of the connection Redis may hold another text than the one readers are in the
+        middle of. So nothing is read to them until `put_back` has been through.
+        """
+        if self._subscription.open and self._checked == self._session:
+            return self._session
+        return None
 
     @property
     def streams(self) -> int:
@@ -165,6 +178,7 @@ class Feed:
         for readers in self._readers.values():
             for reader in readers:
                 reader.fall_behind()
+        self._session += 1
         self._reopened.set()
 
     async def put_back(self) -> None:
@@ -172,6 +186,7 @@ class Feed:
         while True:
             await self._reopened.wait()
             self._reopened.clear()
+            session = self._session
             try:
                 changed = await self.shown.put_back()
             except RedisError as error:
@@ -182,6 +197,7 @@ class Feed:
             for task_id in changed:
                 for reader in self._readers.get(task_id, ()):
                     reader.tell_rewound()
+            self._checked = session
 
     def _on_message(self, payload: bytes) -> None:
         self._heard_at = time.monotonic()

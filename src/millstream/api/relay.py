@@ -115,9 +115,12 @@ class Relay:
     async def _catch_up(
         self, reader: Reader, caller: str, next_seq: int, gap: "_Gap"
     ) -> LogPage | None:
-        """Read the log from a number on; None while Redis is away, or lacks what was given."""
+        """Read the log from a number on; None while Redis is away or its logs are doubtful."""
         if reader.rewound:
             raise rewound(reader.task_id)
+        session = self._feed.session
+        if session is None:
+            return None
         reader.begin_catch_up()
         try:
             page = await self.page(reader.task_id, caller, after=next_seq - 1, follow=True)
@@ -127,9 +130,10 @@ class Relay:
         if gap.lies_between(page, next_seq):
             if gap.hopeless:
                 raise rewound(reader.task_id)
-            reader.fall_behind()
-            return None
-        return page
+        elif self._feed.session == session:
+            return page
+        reader.fall_behind()
+        return None
 
 
 class _Gap:

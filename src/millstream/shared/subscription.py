@@ -40,6 +40,11 @@ class Subscription:
         self._on_message = on_message
         self._pubsub: Any = None
 
+    @property
+    def open(self) -> bool:
+        """Whether it hears what is published now, as far as it knows."""
+        return self._pubsub is not None
+
     async def run(self) -> None:
         """Listen for ever; cancel to end."""
         delay = RECONNECT_FIRST_S
