@@ -83,6 +83,42 @@ async def test_long_tasks_run_once(fleet: LocalFleet) -> None:
     assert {info.attempts_reclaimed for info in await fleet.workers()} == {0}
 
 
+async def test_rolling_restarts_lose_no_task(fleet: LocalFleet) -> None:
+    """Workers that left are struck off the group, and nothing of theirs with them (B21)."""
+    lease_s = 0.5
+    api = await fleet.api()
+    old = await fleet.worker(lease_s=lease_s)
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        accepted: list[str] = []
+
+        async def load() -> None:
+            while True:
+                accepted.append(await submit(http, tokens=10, rate=20))
+                await asyncio.sleep(0.02)
+
+        loading = asyncio.create_task(load())
+        for _ in range(3):
+            new = await fleet.worker(lease_s=lease_s)
+            old.signal(signal.SIGTERM)
+            assert await old.ended() == 0
+            old = new
+
+        async def struck_off() -> bool:
+            # Silent for ten leases, and nothing pending.
+            consumers = await fleet.redis.xinfo_consumers("{ms:0}:queue:fake", "workers")
+            return len(consumers) < 3
+
+        await eventually(struck_off, what="the end of old consumers")
+        loading.cancel()
+        await asyncio.wait({loading})
+        await fleet.quiet()
+        assert len(accepted) > 50
+        for task_id in accepted:
+            state = await fleet.redis.hget(f"{{ms:0}}:task:{task_id}", "state")
+            assert state == b"completed"
+    await fleet.quiet()
+
+
 HOLD_THE_GIL = """
 import ctypes, signal
 signal.signal(signal.SIGUSR1, lambda *_: ctypes.PyDLL(None).sleep({seconds}))

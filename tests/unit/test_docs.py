@@ -37,6 +37,7 @@ DOCS = ROOT / "docs"
 API = (DOCS / "api.md").read_text("utf-8")
 PROTOCOL = (DOCS / "protocol.md").read_text("utf-8")
 ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
+AUDIT = (DOCS / "bug-audit.md").read_text("utf-8")
 TESTING = (DOCS / "testing.md").read_text("utf-8")
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 DECISIONS = sorted((DOCS / "adr").glob("*.md"))
@@ -292,6 +293,29 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
 def test_the_fields_of_a_task_are_those_of_its_schema() -> None:
     described = {code_spans(row[0])[0] for row in table_rows(API, "### Fields of a task")}
     assert described == set(TaskBody.model_fields)
+
+
+# bug-audit.md
+
+
+def test_every_bug_of_the_list_has_its_line() -> None:
+    (numbers,) = re.findall(r"numbers are those of .*?: ([\d, \-\n]+)\.", AUDIT)
+    listed: list[int] = []
+    for part in numbers.split(","):
+        first, _, last = part.strip().partition("-")
+        listed += range(int(first), int(last or first) + 1)
+    rows = re.findall(r"^\| B(\d+) \| .+ \| (.+) \|$", AUDIT, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == listed
+    missing: list[str] = []
+    for number, here in rows:
+        tests = re.findall(r"`([\w/]+\.py)::(\w+)`", here)
+        assert tests or "not built yet: issue" in here, f"B{number} has no test"
+        for file, name in tests:
+            path = ROOT / "tests" / file
+            text = path.read_text("utf-8") if path.exists() else ""
+            if not re.search(rf"^(?:async )?def {name}\(", text, re.MULTILINE):
+                missing.append(f"B{number}: {file}::{name}")
+    assert not missing
 
 
 # testing.md

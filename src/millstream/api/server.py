@@ -20,8 +20,9 @@ from millstream.shared.settings import Settings
 # that opened it must be the one to close it, or a request meets a closed socket.
 KEEP_ALIVE_S = 75
 BACKLOG = 4096
-# With a keepalive before it, a client that vanished without a word is noticed within a minute.
-VANISHED_S = 45.0
+# The kernel ends connections whose client has vanished so much later than a stream ends one whose
+# client merely takes nothing. With the keepalive before, both come within a minute by default.
+VANISHED_LATER_S = 5.0
 # How long connections are still taken after the signal; balancers look every second or so.
 LINGER_S = 1.0
 # How long a connection that was taken may stay without a request after that.
@@ -107,7 +108,7 @@ def serve(settings: Settings) -> int:
     )
     # Before anything is started: uvicorn would first join the fleet, then find the port taken.
     with bind(settings.host, settings.port) as listener:
-        notice_vanished(listener, VANISHED_S)
+        notice_vanished(listener, settings.send_timeout_s + VANISHED_LATER_S)
         listener.listen(BACKLOG)
         asyncio.run(_look_at_redis(settings.redis_url))
         server = _Server(config, app, listener)

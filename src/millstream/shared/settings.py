@@ -85,9 +85,10 @@ class Settings(BaseSettings):
         default=10.0, gt=0, description="Longest silence on an open stream before a comment line."
     )
     send_timeout_s: float = Field(
-        default=60.0,
+        default=40.0,
         ge=1,
-        description="A reader that takes nothing of its stream for so long is cut; it can resume.",
+        description="A reader that takes nothing of its stream, or has vanished, for so long is "
+        "cut; it can resume.",
     )
     disconnect_grace_s: float = Field(
         default=0.0,

@@ -197,6 +197,17 @@ async def test_more_requests_than_a_step_serves(folder):
         assert max(len(step) for step in running.steps) == 3
 
 
+async def test_nobody_starves(tiny):
+    """32 go on side by side (transformers#42943, #42929)."""
+    names = [f"side{i}" for i in range(32)]
+    for i, name in enumerate(names):
+        tiny.submit(name, [20 + i] * 5, max_new_tokens=40, temperature=1.0, seed=i)
+    await tiny.until(lambda: any(len(tiny.tokens(name)) == 40 for name in names))
+    behind = [len(tiny.tokens(name)) for name in names if not tiny.finish(name)]
+    await tiny.finished(*names)
+    assert all(count > 20 for count in behind)
+
+
 async def test_a_long_prompt_is_read_in_pieces(tiny):
     before = tiny.engine.health().steps
     await tiny.run("a", list(range(5, 255)) * 2, max_new_tokens=5)
