@@ -34,7 +34,7 @@ def left_in(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(150)
 async def test_a_short_run_is_clean(tmp_path: Path) -> None:
     process = await start(tmp_path, "--seconds", "15", "--seed", "3", "--json", "report.json")
     output = (await process.communicate())[0].decode()
@@ -67,7 +67,7 @@ async def test_a_short_run_is_clean(tmp_path: Path) -> None:
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(100)
 async def test_an_interrupted_run_still_has_its_table(tmp_path: Path) -> None:
     process = await start(tmp_path, "--seconds", "600", "--seed", "3", "--workers", "3")
     assert process.stdout is not None

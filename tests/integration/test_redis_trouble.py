@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 from tests.support import sse
-from tests.support.local_fleet import LocalFleet
+from tests.support.local_fleet import LEASE_S, LocalFleet
 from tests.support.native import read, submit
 from tests.support.store import Store
 
@@ -45,6 +45,24 @@ async def test_a_restart_of_redis_in_the_middle(store: Store, frail: LocalFleet)
     for process in frail.processes:
         assert process.text().count("\n") < 30
         assert "NOSCRIPT" not in process.text()
+
+
+async def test_an_outage_of_a_lease_moves_no_task(store: Store, frail: LocalFleet) -> None:
+    api = await frail.api()
+    await asyncio.gather(*(frail.worker() for _ in range(3)))
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        tasks = [await submit(http, tokens=200, rate=25) for _ in range(6)]
+        async with http.stream("GET", f"/tasks/{tasks[-1]}/stream") as stream:
+            frames = sse.frames(stream.aiter_lines())
+            while (await anext(frames)).event == "queued":
+                pass
+        store.end()
+        await asyncio.sleep(LEASE_S)  # the outage is the fault
+        store.start()
+        for task_id in tasks:
+            assert len(await read(http, task_id)) == 201
+            # All leases had lapsed; but their owners live, and go on.
+            assert (await http.get(f"/tasks/{task_id}")).json()["attempts"] == 1
 
 
 async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(

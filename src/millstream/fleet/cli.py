@@ -134,6 +134,8 @@ def chaos(
     import secrets
     from pathlib import Path
 
+    if json_file and not Path(json_file).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder for {json_file}", param_hint="--json")
     try:
         from millstream.fleet.chaos.run import ChaosOptions, run
     except ModuleNotFoundError as error:

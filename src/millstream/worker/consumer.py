@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 POLL_MOST_S = 1.0  # bounds what a lost bell costs
+HOLD_LEASES = 0.5  # two renewals: one may meet a connection that is not yet made again
 
 
 class Consumer:
@@ -32,6 +33,8 @@ class Consumer:
         self._sweep = True
         self._sweep_at = 0.0
         self._recover = False
+        self._away = False
+        self._hold_until = 0.0
         self._rung = False
         self._stopping = False
 
@@ -56,7 +59,7 @@ class Consumer:
                 if not is_transient(error):
                     logger.error("claim was refused: %s", error)
                 # The answer may have been lost on its way: look what is ours already.
-                self._recover = self._sweep = True
+                self._recover = self._away = True
                 await self._pause(delay)
                 delay = min(2 * delay, RETRY_MOST_S)
                 continue
@@ -82,10 +85,13 @@ class Consumer:
         """Go round the shards once; True when more may be had at once."""
         settings = self._settings
         now = time.monotonic()
+        # After an outage every lease may have lapsed, and not one worker died: all renew first.
+        held = self._away or now < self._hold_until
         # Bells do not put the sweep off: a busy fleet has dead workers too.
-        sweep = self._sweep or now >= self._sweep_at
+        sweep = not held and (self._sweep or now >= self._sweep_at)
         recover, rung = self._recover, self._rung
-        self._sweep = self._recover = self._rung = False
+        self._sweep = self._sweep and not sweep
+        self._recover = self._rung = False
         more = False
         for shard in range(settings.shards):
             free = settings.max_concurrent - self._runner.running
@@ -113,4 +119,7 @@ class Consumer:
             more |= waiting > 0 and len(claims) > 0 and not rung
         if sweep:
             self._sweep_at = now + self._poll()
+        if self._away:
+            self._away = False
+            self._hold_until = time.monotonic() + self._settings.lease_s * HOLD_LEASES
         return more

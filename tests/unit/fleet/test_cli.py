@@ -29,7 +29,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"millstream {__version__}\n"
     assert invoke(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name} " in out for name in ("up", "api", "worker"))
+    assert all(f"  {name} " in out for name in ("up", "api", "worker", "chaos"))
     assert invoke(["up", "--help"]) == 0
     assert "--workers" in capsys.readouterr().out
 
@@ -60,6 +60,8 @@ sys.exit(len(heavy & set(sys.modules)))
         (["up", "--model", "=x"], "--model =x: give NAME=SOURCE"),
         (["worker", "--model", "x="], "--model x=: give NAME=SOURCE"),
         (["api", "--port", "99999"], "99999 is not in the range"),
+        (["chaos", "--seconds", "1"], "1 is not in the range"),
+        (["chaos", "--json", "no/such/x.json"], "there is no folder for no/such/x.json"),
     ],
 )
 def test_wrong_usage_is_one_line(
@@ -140,6 +142,17 @@ def test_failures_of_a_worker(
 
     monkeypatch.setattr("millstream.worker.main.run", run)
     assert invoke(["worker"]) == code
+    assert capsys.readouterr().err == line
+
+
+def test_what_chaos_needs_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("millstream.fleet.chaos")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openai", None)  # as if it were not installed
+    assert invoke(["chaos"]) == 1
+    line = "millstream: openai is not installed: run `pip install 'millstream[all,chaos]'`\n"
     assert capsys.readouterr().err == line
 
 

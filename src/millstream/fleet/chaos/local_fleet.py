@@ -154,6 +154,16 @@ class ChaosFleet:
             if worker and attempt and state == b"running"
         }
 
+    def check(self) -> None:
+        """Notice what keeps the fleet running and has failed itself.
+
+        Raises:
+            MillstreamError: a process cannot be started at all.
+        """
+        for task in self._background:
+            if task.done():
+                task.result()
+
     async def _start(self) -> None:
         self._state.claim()
         self._valkey = EmbeddedValkey(self._state, screen=self.log, verbose=True)
@@ -182,10 +192,15 @@ class ChaosFleet:
             )
         )
         self._spawn(self._look())
-        async with asyncio.timeout(_READY_WITHIN_S):
-            while not (ready.is_set() and all(item.supervisor.ready for item in self.members)):
-                self._raise_failed()
-                await asyncio.sleep(_ROSTER_S)
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not (ready.is_set() and all(item.supervisor.ready for item in self.members)):
+            self.check()
+            if time.monotonic() > deadline:
+                raise MillstreamError(
+                    f"the fleet was not ready after {_READY_WITHIN_S:g} s; what it said is in "
+                    f"{self.folder / 'fleet.log'}"
+                )
+            await asyncio.sleep(_ROSTER_S)
 
     async def _add(self, kind: str, number: int, **settings: object) -> None:
         link = await self._stack.enter_async_context(Link(self._state.socket))
@@ -215,11 +230,6 @@ class ChaosFleet:
 
     def _spawn(self, work: Any) -> None:
         self._background.append(asyncio.create_task(work))
-
-    def _raise_failed(self) -> None:
-        for task in self._background:
-            if task.done():
-                task.result()
 
     async def _take_down(self) -> None:
         force = asyncio.Event()

@@ -29,6 +29,8 @@ INTERRUPTED = 130
 _WARM_TOKENS = 200
 _WARM_WITHIN_S = 30.0
 _SAY_S = 10.0
+# For cards that have not yet found anybody when the deck is at its end.
+_LATE_TICKS = 40
 _LOG_WINDOW_S = 5
 # I16: back to the baseline within 10 s and a lease.
 _HEAL_S = 10.0
@@ -79,6 +81,8 @@ class ChaosRun:
         """Run it; the exit code. The first signal ends the faults, the second one all."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # under nohup
             loop.add_signal_handler(number, self._on_signal)
         work = asyncio.create_task(self._work())
         force = asyncio.create_task(self._force.wait())
@@ -133,7 +137,7 @@ class ChaosRun:
             await asyncio.sleep(TICK_S)
         faults = Faults(fleet, load)
         begun_at = time.monotonic()
-        await self._strike_all(faults, load)
+        await self._strike_all(fleet, faults, load)
         seconds = time.monotonic() - begun_at
         self._tell("healing", load, faults)
         await faults.heal()
@@ -167,15 +171,17 @@ class ChaosRun:
             longest_gap=longest,
         )
 
-    async def _strike_all(self, faults: Faults, load: Load) -> None:
-        """Draw a card each tick; one that found nobody is tried again at the next."""
+    async def _strike_all(self, fleet: ChaosFleet, faults: Faults, load: Load) -> None:
+        """Draw a card each tick; one that found nobody is tried again, also past the last."""
         waiting: list[Card] = []
         due_at = time.monotonic()
         said_at = due_at - _SAY_S
-        for card in shuffled_deck(self._options.seed, self._options.seconds):
-            if self._stop.is_set():
+        deck = shuffled_deck(self._options.seed, self._options.seconds)
+        for tick in range(len(deck) + _LATE_TICKS):
+            if self._stop.is_set() or (tick >= len(deck) and not waiting):
                 return
-            if card is not None:
+            fleet.check()
+            if tick < len(deck) and (card := deck[tick]):
                 waiting.append(card)
             waiting = [card for card in waiting if not await faults.strike(card)]
             due_at = max(due_at + TICK_S, time.monotonic())
