@@ -24,6 +24,8 @@ class FaultRun:
     """From the blow to the next event, of each stream that was running."""
     bar_s: float | None = None
     """The longest gap allowed on an idle machine."""
+    note: str = ""
+    """Other figures of the run."""
 
     def stream(self, numbers: Sequence[int], *, tokens: int) -> None:
         """Judge the numbers of all token events one client saw, over all its connections."""
