@@ -1,12 +1,14 @@
 """API pods and workers as real processes on a real Valkey, for one test."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +42,18 @@ def clean_environment(**settings: object) -> dict[str, str]:
 class Process:
     """A child process with its log in a file."""
 
-    def __init__(self, kind: str, log: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, kind: str, log: Path, environment: dict[str, str], launcher: Sequence[str] = ()
+    ) -> None:
         self.log = log
         with log.open("wb") as sink:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "millstream", kind],
+                [*launcher, sys.executable, "-m", "millstream", kind],
                 env=environment,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 cwd=log.parent,  # no .env of a developer's
+                start_new_session=True,  # so that a launcher's child can be killed with it
             )
 
     @property
@@ -68,9 +73,8 @@ class Process:
         return self.popen.returncode
 
     def kill(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGCONT)
-            self.popen.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self.popen.wait(10)
 
     def memory_mb(self, *, peak: bool = False) -> float:
@@ -159,9 +163,16 @@ class LocalFleet:
         self.processes.append(api)
         return api
 
-    async def worker(self, *, ready: bool = True, within_s: float = 25, **settings: object):
-        """Start a worker and wait until it is ready."""
-        worker = Process("worker", self._log("worker"), self._environment(settings))
+    async def worker(
+        self,
+        *,
+        ready: bool = True,
+        within_s: float = 25,
+        launcher: Sequence[str] = (),
+        **settings: object,
+    ):
+        """Start a worker, maybe by a command that starts it, and wait until it is ready."""
+        worker = Process("worker", self._log("worker"), self._environment(settings), launcher)
         self.processes.append(worker)
         if ready:
 
@@ -174,6 +185,15 @@ class LocalFleet:
 
             await eventually(look, within_s=within_s, what="worker")
         return worker
+
+    async def ready_workers(self, count: int) -> None:
+        """Wait until so many workers are ready."""
+
+        async def look() -> bool:
+            states = [info.state for info in await self.workers()]
+            return states.count(WorkerState.READY) == count
+
+        await eventually(look, within_s=25, what=f"{count} ready workers")
 
     async def workers(self) -> list[WorkerInfo]:
         """The roster."""
