@@ -18,7 +18,7 @@ from millstream.shared.schemas import Message
 from millstream.worker.engines.fake_script import FakeTokenizer, read_script
 
 RUNS = int(os.environ.get("FAULT_RUNS", "1"))
-LEASE_S = 1.5
+LEASE_S = 2.0
 SWEEP_S = LEASE_S / 4 * 1.25  # the longest: polls vary by a quarter
 KILL_BAR_S = LEASE_S + SWEEP_S + 1
 DRAIN_BAR_S = 1.0
@@ -73,7 +73,7 @@ class Watched:
     async def _read(self) -> None:
         async with self._open as answer:
             assert answer.status_code == 200, answer.status_code
-            self.task_id = answer.headers.get("x-task-id", "")
+            self.task_id = answer.headers.get("x-task-id", self.task_id)
             self._opened.set()
             async for frame in sse.frames(answer.aiter_lines()):
                 if frame.event != "queued":
@@ -114,7 +114,9 @@ async def submit(http: httpx.AsyncClient, text: str, **fields: object) -> str:
 def watch(http: httpx.AsyncClient, task_id: str, after: int = 0) -> Watched:
     """The native stream of a task."""
     headers = {"Last-Event-ID": str(after)}
-    return Watched(http, "GET", f"/tasks/{task_id}/stream", headers=headers)
+    stream = Watched(http, "GET", f"/tasks/{task_id}/stream", headers=headers)
+    stream.task_id = task_id
+    return stream
 
 
 def watch_chat(http: httpx.AsyncClient, text: str, **fields: object) -> Watched:
