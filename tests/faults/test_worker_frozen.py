@@ -41,7 +41,9 @@ async def refused_everywhere(fleet: LocalFleet, worker: str, task_id: str) -> No
     more = AppendRow(task_id, 1, 3, int(before["seq"]) + 1, [("5", '"x"')], "", "")
     end = AppendRow(task_id, 1, 3, int(before["seq"]) + 1, [], "completed", "stop")
     for row in (more, end):
-        answer = await fleet.scripts.append(SHARD, model="fake", result_ttl_s=9, rows=[row])
+        answer = await fleet.scripts.append(
+            SHARD, worker=worker, model="fake", result_ttl_s=9, rows=[row]
+        )
         assert answer == [STALE]
     client = open_blocking_redis(fleet.redis_url)
     renewed = await asyncio.to_thread(
