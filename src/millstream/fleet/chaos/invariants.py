@@ -16,7 +16,7 @@ from millstream.fleet.chaos.schedule import Fault
 LOG_LINES_PER_S = 10
 """A process that says more, over some seconds, goes round in a loop."""
 
-UNLUCKY_SHARE = 0.02
+UNLUCKY_SHARE = 0.05
 """More tasks than this lost too often in a row are no bad luck."""
 
 CRASHED = 70
