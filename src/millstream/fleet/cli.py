@@ -120,7 +120,7 @@ def worker(*, model: str | None, engine: str | None) -> int:
     return run(settings)
 
 
-@cli.command()
+@cli.command(context_settings={"show_default": True})
 @click.option("--seconds", type=click.IntRange(5, 86_400), default=90, help="How long to strike.")
 @click.option("--seed", type=click.IntRange(0), help="Which faults, when; by default any.")
 @click.option("--apis", type=click.IntRange(2, 16), default=3, help="API pods.")

@@ -55,6 +55,9 @@ class Client:
                 await self._run_task(history)
             else:
                 await self._run_chat(history)
+                if history.key is not None and history.ended:
+                    history.ended = False
+                    await self._run_chat(history)  # again, for the same answer
         except MalformedStream as error:
             history.troubles.append(f"malformed stream: {error}")
 
@@ -77,8 +80,8 @@ class Client:
     async def _run_task(self, history: History) -> None:
         if not await self._submit(history):
             return
-        if history.key is not None and self._generator.random() < 0.5:
-            await self._submit(history)
+        if history.key is not None and not await self._submit(history):  # again: the same task
+            return
         if history.form == Form.POLL:
             await self._poll(history)
         while history.form == Form.NATIVE and not history.ended and not history.troubles:
