@@ -77,6 +77,23 @@ class _Client(redis.asyncio.Redis):
             raise
 
 
+class _PlainSpoken:
+    """Mixed into redis-py's connections: uvloop has a word of its own for a lost one."""
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        """As redis-py's; a transport that was reset a moment ago is a lost connection too."""
+        untyped: Any = super()
+        try:
+            await untyped.send_packed_command(command, check_health)
+        except RuntimeError as error:
+            raise RedisConnectionError(str(error)) from error
+
+
+def _speak_plainly(pool: Any) -> None:
+    """Make a pool's connections, which depend on the URL, raise what callers look for."""
+    pool.connection_class = type("Connection", (_PlainSpoken, pool.connection_class), {})
+
+
 @asynccontextmanager
 async def open_redis(
     url: str, *, pool_size: int = POOL_SIZE
@@ -94,6 +111,7 @@ async def open_redis(
         **_socket_options(url),
         retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED),
     )
+    _speak_plainly(pool)
     client = _Client(connection_pool=pool)
     try:
         yield client
@@ -104,12 +122,14 @@ async def open_redis(
 
 def open_subscriber(url: str) -> redis.asyncio.Redis:
     """A client for one pub/sub connection: reads wait for ever, lost connections are reported."""
-    return _AsyncClass.from_url(
+    client: redis.asyncio.Redis = _AsyncClass.from_url(
         url,
         socket_timeout=None,
         **_socket_options(url),
         retry=AsyncRetry(NoBackoff(), 0),
     )
+    _speak_plainly(client.connection_pool)
+    return client
 
 
 def open_blocking_redis(url: str) -> redis.Redis:

@@ -1,0 +1,30 @@
+"""What a lost connection looks like to callers, whatever event loop runs."""
+
+from typing import Any
+
+import pytest
+import uvloop
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from millstream.shared.connection import open_redis, open_subscriber
+
+
+def test_a_connection_reset_a_moment_ago_is_a_lost_one(redis_url: str) -> None:
+    """uvloop raises RuntimeError for it, which pods answered with 500 (found by chaos)."""
+
+    async def send_after_reset(client: Any) -> None:
+        connection = await client.connection_pool.get_connection()
+        connection._writer.transport.abort()
+        with pytest.raises(RedisConnectionError):
+            await connection.send_command("PING")
+        await client.connection_pool.release(connection)
+
+    async def main() -> None:
+        async with open_redis(redis_url) as client:
+            await send_after_reset(client)
+            assert await client.ping()
+        subscriber = open_subscriber(redis_url)
+        await send_after_reset(subscriber)
+        await subscriber.aclose()
+
+    uvloop.run(main())
