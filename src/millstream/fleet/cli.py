@@ -1,6 +1,7 @@
 """The `millstream` command: options in, exit code out; all else is imported when it is needed."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,6 +15,18 @@ _ENGINES = click.Choice(["transformers", "fake"])
 
 _host = click.option("--host", help="Address the API listens on.")
 _engine = click.option("--engine", type=_ENGINES, help="What runs the model.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def _chosen_letters(command: Callable[..., int]) -> Callable[..., int]:
+    """Ids, or all of a model, or all."""
+    for option in (
+        click.option("--model", metavar="NAME", help="Only letters of this model."),
+        click.option("--all", "everything", is_flag=True, help="All there are."),
+        click.argument("task_ids", metavar="[ID]...", nargs=-1),
+    ):
+        command = option(command)
+    return command
 
 
 def main() -> None:
@@ -155,6 +168,84 @@ def chaos(
             json_file=Path(json_file) if json_file else None,
         )
     )
+
+
+@cli.command()
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME=SOURCE", help="As for `up`. May be repeated."
+)
+@_engine
+@_host
+@click.option("--port", type=click.IntRange(0, 65535), help="Port the API is to listen on.")
+@_json
+def doctor(
+    *,
+    models: tuple[str, ...],
+    engine: str | None,
+    host: str | None,
+    port: int | None,
+    as_json: bool,
+) -> int:
+    """Check Redis, models and ports, and say what to mend."""
+    from millstream.fleet.doctor import run
+    from millstream.shared.settings import read_settings
+
+    settings = read_settings(_given(engine=engine, host=host, port=port))
+    return run(settings, models, as_json=as_json)
+
+
+@cli.group()
+def dead() -> None:
+    """Look after tasks that were given up after MAX_ATTEMPTS losses."""
+
+
+@dead.command("list")
+@click.argument("model", required=False)
+@_json
+def dead_list(*, model: str | None, as_json: bool) -> int:
+    """Show the dead letters, of one MODEL or of all."""
+    from millstream.fleet.dead import list_letters
+    from millstream.shared.settings import read_settings
+
+    return list_letters(read_settings(), model, as_json=as_json)
+
+
+@dead.command("show")
+@click.argument("task_id", metavar="ID")
+@_json
+def dead_show(*, task_id: str, as_json: bool) -> int:
+    """Show one: its request, its error, and the text it had."""
+    from millstream.fleet.dead import show_letter
+    from millstream.shared.settings import read_settings
+
+    return show_letter(read_settings(), task_id, as_json=as_json)
+
+
+@dead.command("retry")
+@_chosen_letters
+def dead_retry(*, task_ids: tuple[str, ...], everything: bool, model: str | None) -> int:
+    """Submit some again, each as a new task."""
+    from millstream.fleet.dead import retry_letters
+    from millstream.shared.settings import read_settings
+
+    _choose_one_way(task_ids, everything)
+    return retry_letters(read_settings(), task_ids, model)
+
+
+@dead.command("drop")
+@_chosen_letters
+def dead_drop(*, task_ids: tuple[str, ...], everything: bool, model: str | None) -> int:
+    """Forget some."""
+    from millstream.fleet.dead import drop_letters
+    from millstream.shared.settings import read_settings
+
+    _choose_one_way(task_ids, everything)
+    return drop_letters(read_settings(), task_ids, model)
+
+
+def _choose_one_way(task_ids: tuple[str, ...], everything: bool) -> None:
+    if bool(task_ids) == everything:
+        raise click.UsageError("Give ids, or --all.")
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -298,6 +298,24 @@ class Scripts:
             args.extend(task)
         return await self._run("release", [shard.queue(model)], args)
 
+    async def retry(
+        self,
+        shard: Keys,
+        *,
+        model: str,
+        entry: str,
+        task_id: str,
+        max_queue: int,
+        live_ttl_s: int,
+    ) -> str:
+        """Make a new task of a dead letter, which goes with it: `queued`, `unknown` or `full`."""
+        answer = await self._run(
+            "retry",
+            [shard.dead(model), shard.queue(model), shard.task(task_id)],
+            [entry, task_id, model, max_queue, live_ttl_s],
+        )
+        return answer.decode()
+
     async def stop(
         self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int
     ) -> tuple[str, int, int]:

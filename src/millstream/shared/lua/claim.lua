@@ -50,7 +50,8 @@ local function take_over(id, task, entry)
       finish(id, task, 'failed', '{"error": {"message": ' .. cjson.encode(message)
         .. ', "type": "server_error", "param": null, "code": "max_attempts"}}', result_ttl_s)
       redis.call('XADD', dead_key(model), 'MAXLEN', '~', '1000', '*',
-        'task', id, 'caller', task.caller or '', 'lost', int(lost), 'request', task.request)
+        'task', id, 'caller', task.caller or '', 'lost', int(lost), 'attempts', task.attempt,
+        'error', message, 'request', task.request)
       redis.call('EXPIRE', dead_key(model), 30 * 86400)
       return
     end

@@ -173,6 +173,19 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
   post(task.followers, {id, tonumber(seq), kind, '', data})
 end
 
+-- Make a task and put it into its queue.
+local function enqueue(id, model, caller, request, live_ttl_s, orphan_ms)
+  local queue = queue_key(model)
+  redis.call('HSET', task_key(id), 'request', request, 'model', model, 'caller', caller,
+    'state', 'queued', 'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now_ms()),
+    'orphan_ms', orphan_ms)
+  local entry = redis.call('XADD', queue, '*', 'task', id)
+  redis.call('HSET', task_key(id), 'entry', entry)
+  redis.call('EXPIRE', task_key(id), live_ttl_s)
+  redis.call('EXPIRE', queue, QUEUE_TTL_S)
+  ring(model, 'new')
+end
+
 local function deadline_error(max_task_ms)
   return string.format('{"error": {"message": "The task had not ended after %d s.", '
     .. '"type": "server_error", "param": null, "code": "deadline_exceeded"}}', max_task_ms / 1000)

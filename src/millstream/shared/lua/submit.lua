@@ -20,16 +20,9 @@ end
 if waiting >= tonumber(ARGV[5]) then
   return {'full', wait_ms(model, 1, running)}
 end
-redis.call('HSET', KEYS[1], 'request', ARGV[4], 'model', model, 'caller', caller,
-  'state', 'queued', 'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now_ms()),
-  'orphan_ms', ARGV[9])
-local entry = redis.call('XADD', queue, '*', 'task', id)
-redis.call('HSET', KEYS[1], 'entry', entry)
-redis.call('EXPIRE', KEYS[1], ARGV[6])
-redis.call('EXPIRE', queue, QUEUE_TTL_S)
+enqueue(id, model, caller, ARGV[4], ARGV[6], ARGV[9])
 if KEYS[3] then
   redis.call('HSET', KEYS[3], 'task', id, 'body', ARGV[7])
   redis.call('EXPIRE', KEYS[3], ARGV[8])
 end
-ring(model, 'new')
 return {'queued', id, waiting + 1, wait_ms(model, waiting + 1, running)}

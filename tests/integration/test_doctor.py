@@ -1,0 +1,126 @@
+"""`millstream doctor` on real servers, sound and unsound."""
+
+import asyncio
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.local_fleet import free_port
+from tests.support.store import Store
+
+from millstream.fleet.cli import invoke
+from millstream.shared.connection import open_redis
+
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+
+
+class Doctor:
+    """The command, and what it found."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    async def __call__(self, *arguments: str) -> tuple[int, dict[str, tuple[str, str]]]:
+        """The exit code, and per check the verdict and the text."""
+        code = await asyncio.to_thread(invoke, ["doctor", "--json", "--port", "0", *arguments])
+        said = json.loads(self._capsys.readouterr().out)
+        assert said["healthy"] == (code == 0)
+        return code, {row["check"]: (row["verdict"], row["text"]) for row in said["findings"]}
+
+
+def faults(found: dict[str, tuple[str, str]]) -> set[str]:
+    return {check for check, (verdict, _) in found.items() if verdict == "fault"}
+
+
+@pytest.fixture
+def doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Doctor:
+    for name in list(os.environ):
+        if name.startswith("MILLSTREAM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return Doctor(capsys)
+
+
+async def test_a_sound_redis_and_unsound_ones(
+    doctor: Doctor, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_REDIS_URL", store.url)
+    store.configure("maxmemory", "64mb")
+    code, found = await doctor("--engine", "fake")
+    assert {verdict for verdict, _ in found.values()} == {"ok"}, found
+    assert code == 0
+    assert found["version"][1].startswith("Valkey 9")
+    assert "synced each second" in found["persistence"][1]
+    async with open_redis(store.url) as opened:
+        client: Any = opened
+        assert await client.dbsize() == 0  # nothing is left behind
+
+        for name, value in (
+            ("maxmemory-policy", "allkeys-lru"),
+            ("maxmemory", 0),
+            ("timeout", 60),
+            ("appendonly", "no"),
+        ):
+            store.configure(name, value)
+        code, found = await doctor("--model", f"x={tmp_path}/none")
+        assert code == 1
+        assert {check: verdict for check, (verdict, _) in found.items() if verdict != "ok"} == {
+            "eviction": "fault",
+            "memory": "warning",
+            "timeout": "warning",
+            "persistence": "warning",
+            "model x": "fault",
+        }
+        for check, words in (
+            ("eviction", "CONFIG SET maxmemory-policy noeviction"),
+            ("persistence", "set appendonly yes"),
+            ("memory", "set maxmemory"),
+            ("timeout", "set timeout 0"),
+            ("model x", "there is no such file or folder"),
+        ):
+            assert words in found[check][1]
+
+        # A full one, and users who may not do what is needed.
+        store.configure("maxmemory-policy", "noeviction")
+        store.configure("maxmemory", 1)
+        code, found = await doctor("--engine", "fake")
+        assert (code, faults(found)) == (1, {"memory", "permissions", "scripts"})
+        store.configure("maxmemory", 0)
+        store.configure("appendonly", "yes")
+        (rules,) = re.findall(
+            r"^user millstream (.*)$", DEPLOYMENT.read_text("utf-8"), re.MULTILINE
+        )
+        await client.execute_command("ACL", "SETUSER", "hosted", *rules.split(" "))
+        monkeypatch.setenv("MILLSTREAM_REDIS_URL", store.url.replace("://", "://hosted:password@"))
+        code, found = await doctor("--engine", "fake")
+        assert (code, faults(found)) == (0, set())
+        assert "does not say how it is synced" in found["persistence"][1]
+        await client.execute_command("ACL", "SETUSER", "hosted", "-xadd", "-ssubscribe", "-info")
+        code, found = await doctor("--engine", "fake")
+        assert (code, faults(found)) == (1, {"permissions", "channels"})
+        assert found["setup"][0] == "warning"
+
+
+async def test_what_is_not_there(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, found = await doctor("--engine", "fake")
+    assert (code, found["redis"][0]) == (0, "ok")  # `millstream up` starts one
+    monkeypatch.setenv("MILLSTREAM_REDIS_URL", f"redis://me:secret@127.0.0.1:{free_port()}/0")
+    code, found = await doctor("--engine", "fake")
+    assert (code, faults(found)) == (1, {"redis"})
+    assert "redis://me:***@127.0.0.1" in found["redis"][1]
+    assert "version" not in found
+
+
+@pytest.mark.usefixtures("doctor")
+async def test_one_line_a_check(capsys: pytest.CaptureFixture[str], valkey_port: int) -> None:
+    arguments = ["doctor", "--engine", "fake", "--port", str(valkey_port)]
+    assert await asyncio.to_thread(invoke, arguments) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok", "ok", "fault"]
+    assert lines[-1].startswith(f"fault    port {valkey_port}: port {valkey_port} is taken")
