@@ -129,42 +129,6 @@ async def test_an_idle_fleet_starts_a_task_at_once(shared_fleet: LocalFleet) -> 
     assert [process.text() for process in shared_fleet.processes] == logs
 
 
-async def test_a_thousand_streams_share_a_few_connections(fleet: LocalFleet, link: Link) -> None:
-    """None holds one of Redis's while it is open: B8 (redis-py#2517), B47 (fastapi#11143)."""
-    api = await fleet.api(redis_url=link.url, keepalive_s=1)
-    await fleet.worker()
-    parts = urlsplit(api.url)
-    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
-        task_id = await submit(http, tokens=100_000, rate=1)
-        before = link.open
-        request = f"GET /tasks/{task_id}/stream HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-
-        async def follow(stack: AsyncExitStack) -> None:
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            stack.callback(writer.close)
-            writer.write(request)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-            await reader.readuntil(b"event: token")
-
-        async with AsyncExitStack() as open_streams:
-            for _ in range(20):  # all at once would be refused, and rightly so
-                await asyncio.gather(*(follow(open_streams) for _ in range(50)))
-            assert link.open - before < 20
-            assert link.open <= POOL_SIZE + 1
-            assert (await http.get("/health")).status_code == 200
-            async with asyncio.timeout(5):
-                sse.check_native(await read(http, await submit(http, tokens=1)))
-        await http.post(f"/tasks/{task_id}/stop")
-
-    async def all_gone() -> bool:
-        (pod,) = await fleet.scripts.roster("{ms}:apis", ttl_s=60)
-        return json.loads(pod)["streams"] == 0
-
-    await eventually(all_gone, what="the end of all streams")
-    assert "Traceback" not in api.text()
-    await fleet.quiet()
-
-
 async def test_a_full_pool_refuses_in_time(fleet: LocalFleet, link: Link) -> None:
     """Whoever waits for a connection is told within 5 s: B9 (redis-py#3056)."""
     api = await fleet.api(model="fake", redis_url=link.url)
