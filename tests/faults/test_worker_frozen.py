@@ -81,6 +81,7 @@ async def test_who_wakes_late_is_refused_and_serves_on(fleet: LocalFleet, fault:
         first.signal(signal.SIGSTOP)
         # The next owner is in the middle of them when the first wakes.
         await written(fleet, dict.fromkeys(task_ids, 40))
+        await asyncio.gather(*(stream.upto(40) for stream in streams))
         fault.gaps_s += [stream.gap_after(struck) for stream in streams]
         assert max(fault.gaps_s) < KILL_BAR_S + SLACK_S
 
