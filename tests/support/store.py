@@ -48,7 +48,13 @@ class Store:
 
     def start(self, *options: str) -> None:
         durable = ("--appendonly", "yes", "--appendfsync", "everysec")
-        self.popen = start_valkey(self.port, self.folder, *durable, *options)
+        local = ("--unixsocket", str(self.socket))
+        self.popen = start_valkey(self.port, self.folder, *durable, *local, *options)
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens as well, for links that lead to it."""
+        return self.folder / "s"
 
     def send(self, number: int) -> None:
         self.popen.send_signal(number)
