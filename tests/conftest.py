@@ -1,20 +1,19 @@
-"""One real Valkey for the session; every test has a database of its own on it."""
+"""Real Valkeys for the session; every test has a database, or an empty cluster, of its own."""
 
 import asyncio
-import itertools
+import os
 import signal
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.support.local_fleet import LocalFleet, free_port
-from tests.support.store import Store, start_valkey
+from tests.support.local_fleet import LocalFleet
+from tests.support.redis_servers import KINDS, Servers
+from tests.support.store import Store
 
 from millstream.shared.connection import open_redis
 from millstream.shared.scripts import Scripts
-
-_numbers = itertools.count(1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -30,17 +29,20 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def valkey_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    port = free_port()
-    process = start_valkey(port, tmp_path_factory.mktemp("valkey"), "--appendonly", "no")
-    yield port
-    process.kill()
-    process.wait(10)
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """What `TEST_REDIS` asks for: `single` (the default), `cluster` or `sentinel`."""
+    kind = KINDS[os.environ.get("TEST_REDIS", "single")]
+    started = kind(tmp_path_factory.mktemp("redis"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.kill()
 
 
 @pytest.fixture
-def redis_url(valkey_port: int) -> str:
-    return f"redis://127.0.0.1:{valkey_port}/{next(_numbers)}"
+def redis_url(servers: Servers) -> str:
+    return servers.fresh_url()
 
 
 @pytest.fixture
@@ -66,10 +68,10 @@ async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_fleet(
-    valkey_port: int, tmp_path_factory: pytest.TempPathFactory
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalFleet]:
     """One pod and one worker for all tests of a module, which must not harm them."""
-    url = f"redis://127.0.0.1:{valkey_port}/{next(_numbers)}"
+    url = servers.fresh_url(shared=True)
     async with LocalFleet(url, tmp_path_factory.mktemp("fleet")) as local:
         await asyncio.gather(local.api(keepalive_s=0.5), local.worker())
         yield local

@@ -118,9 +118,9 @@ async def test_what_is_not_there(doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("doctor")
-async def test_one_line_a_check(capsys: pytest.CaptureFixture[str], valkey_port: int) -> None:
-    arguments = ["doctor", "--engine", "fake", "--port", str(valkey_port)]
+async def test_one_line_a_check(capsys: pytest.CaptureFixture[str], store: Store) -> None:
+    arguments = ["doctor", "--engine", "fake", "--port", str(store.port)]
     assert await asyncio.to_thread(invoke, arguments) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["ok", "ok", "fault"]
-    assert lines[-1].startswith(f"fault    port {valkey_port}: port {valkey_port} is taken")
+    assert lines[-1].startswith(f"fault    port {store.port}: port {store.port} is taken")

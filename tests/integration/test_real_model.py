@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
+from tests.support.redis_servers import Servers
 
 # Whichever test is first waits for two workers, the first of which may have to convert the weights.
 pytestmark = [
@@ -25,9 +26,9 @@ STORY = "Write a long story about a miller and a river."
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model_fleet(
-    valkey_port: int, tmp_path_factory: pytest.TempPathFactory
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[LocalFleet]:
-    url = f"redis://127.0.0.1:{valkey_port}/4000"
+    url = servers.fresh_url(shared=True)
     folder = tmp_path_factory.mktemp("fleet")
     async with LocalFleet(url, folder, engine="transformers", max_concurrent=16) as local:
         await local.api(keepalive_s=0.5)

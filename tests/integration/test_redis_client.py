@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.conftest import start_valkey
 from tests.support import sse
 from tests.support.link import Link
 from tests.support.local_fleet import LocalFleet, free_port
 from tests.support.native import read, submit
+from tests.support.store import start_valkey
 from tests.support.waiting import eventually
 
 from millstream.shared.connection import POOL_SIZE, SOCKET_TIMEOUT_S, open_redis

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,21 +13,17 @@ from typing import Any
 
 import httpx
 import redis.asyncio
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 from millstream.shared.connection import open_redis
+from millstream.shared.keys import Keys
 from millstream.shared.registry import WorkerInfo, read_workers
+from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import Scripts
 from millstream.shared.states import WorkerState
 
 LEASE_S = 3.0
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def clean_environment(**settings: object) -> dict[str, str]:
@@ -116,6 +111,7 @@ class LocalFleet:
         self.folder = folder
         self.settings: dict[str, object] = {
             "redis_url": redis_url,
+            "shards": 1,  # tests look at keys by name, on a cluster too; test_cluster.py has more
             "engine": "fake",
             "lease_s": LEASE_S,
             "drain_s": 5,
@@ -201,10 +197,10 @@ class LocalFleet:
 
     async def owner(self, task_id: str) -> Process:
         """The process that runs a task."""
-        from millstream.shared.keys import Keys
+        shard = Keys(shard_of(task_id) or 0)
 
         async def look() -> Process | None:
-            fields = await self.scripts.task_fields(Keys(0), task_id)
+            fields = await self.scripts.task_fields(shard, task_id)
             infos = {info.id: info.pid for info in await self.workers()}
             pid = infos.get(fields.get("worker", ""))
             return next((p for p in self.processes if p.pid == pid), None)

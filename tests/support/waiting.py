@@ -20,3 +20,12 @@ async def eventually(
         if time.monotonic() > deadline:
             raise AssertionError(f"{what} did not come within {within_s:g} s; last: {value!r}")
         await asyncio.sleep(0.02)
+
+
+async def until(look: Callable[[], Value], *, within_s: float = 10.0) -> Value:
+    """As `eventually`, for what can be seen without awaiting."""
+
+    async def seen() -> Value:
+        return look()
+
+    return await eventually(seen, within_s=within_s)

@@ -16,7 +16,7 @@ from millstream.shared.schemas import (
     encode_request,
     new_task_id,
 )
-from millstream.shared.scripts import Scripts, Submitted
+from millstream.shared.scripts import Refused, Scripts, Submitted
 from millstream.shared.settings import Settings
 
 MAX_IDEMPOTENCY_KEY = 255
@@ -117,26 +117,35 @@ class Admission:
         body: bytes,
         *,
         attached: bool,
-    ):
+    ) -> Submitted | Refused:
         settings = self._settings
+        count = settings.shards
         if key is None:
-            self._turn += 1  # shards in turn: their queues stay level
-            shard = self._turn % settings.shards
+            self._turn += (
+                1  # shards in turn: their queues stay level; and where one is full, the next
+            )
+            shards = [(self._turn + at) % count for at in range(count)]
         else:  # the same key must meet itself
             digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=8).digest()
-            shard = int.from_bytes(digest) % settings.shards
-        return await self._scripts.submit(
-            Keys(shard),
-            task_id=new_task_id(shard),
-            model=model,
-            caller=caller,
-            request=encode_request(request),
-            max_queue=settings.max_queue,
-            live_ttl_s=settings.live_ttl_s,
-            idempotency_key=key,
-            body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
-            orphan_s=ORPHAN_S + settings.disconnect_grace_s if attached else 0,
-        )
+            shards = [int.from_bytes(digest) % count]
+        refused: list[Refused] = []
+        for shard in shards:
+            answer = await self._scripts.submit(
+                Keys(shard),
+                task_id=new_task_id(shard),
+                model=model,
+                caller=caller,
+                request=encode_request(request),
+                max_queue=settings.max_queue // count + (shard < settings.max_queue % count),
+                live_ttl_s=settings.live_ttl_s,
+                idempotency_key=key,
+                body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
+                orphan_s=ORPHAN_S + settings.disconnect_grace_s if attached else 0,
+            )
+            if isinstance(answer, Submitted) or answer.conflict:
+                return answer
+            refused.append(answer)
+        return min(refused, key=lambda item: item.retry_after_s)
 
     def _check(
         self, sampling: SamplingParams, messages: tuple[Message, ...], prompt: str | None

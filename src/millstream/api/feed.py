@@ -1,4 +1,4 @@
-"""One subscription per pod and shard: what workers publish, handed to the readers of this pod.
+"""What workers publish, handed to the readers of this pod.
 
 The channel is a hint, the log is the truth: after any doubt (a reconnect, a gap in the numbers, a
 full buffer) a reader is told that it is behind and reads the log again.
@@ -6,26 +6,22 @@ full buffer) a reader is told that it is behind and reads the log again.
 
 import asyncio
 import logging
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 
+from millstream.api.channel import Channel
 from millstream.api.shown import Shown
 from millstream.shared.connection import RedisError
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import Scripts
-from millstream.shared.subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
 BUFFER_CHARS = 128 * 1024  # what a reader may be behind before it must read from the log
 PULSE_S = 1.0
-# A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
-PULSE_LOST_S = 4.0
-PUT_BACK_PAUSE_S = 0.2
-_PULSE = b"pulse"
 
 
 class Reader:
@@ -116,38 +112,33 @@ class Reader:
 
 
 class Feed:
-    """The pod's subscription, and the readers it serves."""
+    """The pod's channels, and the readers it serves."""
 
     def __init__(
         self, redis_url: str, scripts: Scripts, shown: Shown, *, pod_id: str, shards: int
     ) -> None:
-        self._subscription = Subscription(
-            redis_url,
-            [Keys(shard).pod(pod_id) for shard in range(shards)],
-            on_open=self._on_open,
-            on_message=self._on_message,
-        )
+        self._channels = [
+            Channel(
+                redis_url,
+                scripts,
+                shown,
+                shard=shard,
+                pod_id=pod_id,
+                on_open=partial(self._resume, shard),
+                on_events=self._dispatch,
+                on_rewound=self._tell_rewound,
+            )
+            for shard in range(shards)
+        ]
         self._scripts = scripts
         self.shown = shown
-        self._reopened = asyncio.Event()
-        self._session = 0
-        self._checked = 0
-        self._shards = shards
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
         self._left: set[str] = set()
-        self._heard_at = time.monotonic()
 
-    @property
-    def session(self) -> int | None:
-        """Which unbroken connection logs may be read in; None until they have been compared.
-
-        After a loss of the connection Redis may hold another text than the one readers are in the
-        middle of. So nothing is read to them until `put_back` has been through.
-        """
-        if self._subscription.open and self._checked == self._session:
-            return self._session
-        return None
+    def session(self, task_id: str) -> int | None:
+        """In which unbroken connection a task's log may be read now, if it may."""
+        return self._channels[shard_of(task_id) or 0].session
 
     @property
     def streams(self) -> int:
@@ -171,41 +162,19 @@ class Feed:
 
     async def run(self) -> None:
         """Listen for the pod's whole life."""
-        await self._subscription.run()
+        await asyncio.gather(*(channel.run() for channel in self._channels))
 
-    def _on_open(self) -> None:
-        self._heard_at = time.monotonic()
-        for readers in self._readers.values():
-            for reader in readers:
-                reader.fall_behind()
-        self._session += 1
-        self._reopened.set()
+    def _resume(self, shard: int) -> None:
+        """What a shard's tasks brought lately was not heard: their readers look into the log."""
+        for task_id, readers in self._readers.items():
+            if (shard_of(task_id) or 0) == shard:
+                for reader in readers:
+                    reader.fall_behind()
 
-    async def put_back(self) -> None:
-        """After each loss of the connection see that the logs hold what was shown of them."""
-        while True:
-            await self._reopened.wait()
-            self._reopened.clear()
-            session = self._session
-            try:
-                changed = await self.shown.put_back()
-            except RedisError as error:
-                logger.debug("put back: %s", error)
-                self._reopened.set()
-                await asyncio.sleep(PUT_BACK_PAUSE_S)
-                continue
-            for task_id in changed:
-                for reader in self._readers.get(task_id, ()):
-                    reader.tell_rewound()
-            self._checked = session
-
-    def _on_message(self, payload: bytes) -> None:
-        self._heard_at = time.monotonic()
-        if payload != _PULSE:
-            self._dispatch(payload)
-            return
-        for shard in range(self._shards):
-            self.shown.forget_old(shard)
+    def _tell_rewound(self, task_ids: list[str]) -> None:
+        for task_id in task_ids:
+            for reader in self._readers.get(task_id, ()):
+                reader.tell_rewound()
 
     def _dispatch(self, payload: bytes) -> None:
         for task_id, events in decode_pod_message(payload):
@@ -219,21 +188,15 @@ class Feed:
                 reader.wake()
 
     async def pulse(self) -> None:
-        """Prove the subscription once a second, and tell Redis which tasks we no longer follow."""
+        """Prove each subscription once a second, and say which tasks we no longer follow."""
         while True:
             await asyncio.sleep(PULSE_S)
             left, self._left = self._left, set()
             try:
                 await self._unfollow([task_id for task_id in left if task_id not in self._readers])
-                for shard in range(self._shards):
-                    await self._scripts.publish(Keys(shard).pod(self.pod_id), _PULSE)
             except RedisError:
                 self._left |= left
-                continue  # Redis is away; the subscription will notice as well
-            if time.monotonic() - self._heard_at > PULSE_LOST_S:
-                logger.warning("the subscription is deaf; connecting again")
-                self._heard_at = time.monotonic()
-                await self._subscription.drop()
+            await asyncio.gather(*(channel.prove() for channel in self._channels))
 
     async def _unfollow(self, task_ids: list[str]) -> None:
         shards: dict[int, list[str]] = {}

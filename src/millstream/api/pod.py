@@ -179,7 +179,6 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
-            asyncio.create_task(pod.feed.put_back(), name="put back"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.check_store(), name="check redis"),
         ]

@@ -118,7 +118,7 @@ class Relay:
         """Read the log from a number on; None while Redis is away or its logs are doubtful."""
         if reader.rewound:
             raise rewound(reader.task_id)
-        session = self._feed.session
+        session = self._feed.session(reader.task_id)
         if session is None:
             return None
         reader.begin_catch_up()
@@ -130,7 +130,7 @@ class Relay:
         if gap.lies_between(page, next_seq):
             if gap.hopeless:
                 raise rewound(reader.task_id)
-        elif self._feed.session == session:
+        elif self._feed.session(reader.task_id) == session:
             return page
         reader.fall_behind()
         return None

@@ -73,8 +73,8 @@ class Shown:
             if at < oldest and shard_of(task_id) == shard:
                 del self._stops[task_id]
 
-    async def put_back(self) -> list[str]:
-        """Write again what Redis may lack; the tasks whose logs have gone on otherwise.
+    async def put_back(self, shard: int) -> list[str]:
+        """Write again what a shard's Redis may lack; the tasks whose logs have gone on otherwise.
 
         Raises:
             RedisError: Redis does not answer; nothing is forgotten, so it may be tried again.
@@ -82,22 +82,23 @@ class Shown:
         tails = {
             task_id: [event for _, batch in tail.batches for event in batch]
             for task_id, tail in self._tails.items()
+            if shard_of(task_id) == shard
         }
-        stops = dict(self._stops)
+        stops = {
+            task_id: caller
+            for task_id, (_, caller) in self._stops.items()
+            if shard_of(task_id) == shard
+        }
         changed: list[str] = []
         for task_id, events in tails.items():
-            shard = Keys(shard_of(task_id) or 0)
             answer = await self._scripts.restore(
-                shard, task_id=task_id, result_ttl_s=self._result_ttl_s, events=events
+                Keys(shard), task_id=task_id, result_ttl_s=self._result_ttl_s, events=events
             )
             if answer == "other":
                 changed.append(task_id)
-        for task_id, (_, caller) in stops.items():
+        for task_id, caller in stops.items():
             await self._scripts.stop(
-                Keys(shard_of(task_id) or 0),
-                task_id=task_id,
-                caller=caller,
-                result_ttl_s=self._result_ttl_s,
+                Keys(shard), task_id=task_id, caller=caller, result_ttl_s=self._result_ttl_s
             )
         if changed:
             logger.warning("Redis has lost events of %d tasks that were shown", len(changed))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import redis.asyncio
+from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from millstream.shared.connection import open_redis
@@ -16,8 +18,10 @@ from millstream.shared.redis_check import (
     Info,
     Verdict,
     check_eviction,
+    check_topology,
     check_version,
     mask_password,
+    read_infos,
 )
 from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import AppendRow, LogPage, Scripts
@@ -45,20 +49,14 @@ async def examine_redis(url: str) -> list[Finding]:
             return [_fault("redis", f"{shown} does not answer ({error}): start it, or change it")]
         findings = [_ok("redis", f"{shown} answers")]
         try:
-            info: Info = await anything.info()
+            infos = await read_infos(client)
         except ResponseError as error:
             findings.append(_warning("setup", f"cannot be looked at ({error}): allow INFO"))
         else:
-            config = await _read_config(anything)
-            findings += [
-                check_version(info),
-                check_eviction(info),
-                check_memory(info),
-                check_persistence(info, config),
-                check_replication(info, config),
-                check_timeout(config),
-                await _check_cluster(anything, info, url),
-            ]
+            configs = await _read_configs(client)
+            for server, info in infos.items():
+                findings += _check_server(server, info, configs.get(server, {}))
+            findings.append(await _check_cluster(anything, next(iter(infos.values())), url))
         findings += [
             await _check_clock(anything),
             await _check_task(client),
@@ -66,6 +64,21 @@ async def examine_redis(url: str) -> list[Finding]:
             await _check_channel(url, client),
         ]
     return findings
+
+
+def _check_server(server: str, info: Info, config: dict[str, str]) -> list[Finding]:
+    """What one server says of itself; of a cluster's, each finding names it."""
+    findings = [
+        check_version(info),
+        check_eviction(info),
+        check_memory(info),
+        check_persistence(info, config),
+        check_replication(info, config),
+        check_timeout(config),
+    ]
+    if not server:
+        return findings
+    return [Finding(f"{item.check} {server}", item.verdict, item.text) for item in findings]
 
 
 def check_memory(info: Info) -> Finding:
@@ -144,10 +157,14 @@ def check_timeout(config: dict[str, str]) -> Finding:
     return _ok("timeout", "idle connections stay open")
 
 
-async def _read_config(client: Any) -> dict[str, str]:
-    """What CONFIG tells; hosted servers forbid it."""
+async def _read_configs(client: redis.asyncio.Redis) -> dict[str, dict[str, str]]:
+    """What CONFIG tells, by server as in `read_infos`; hosted servers forbid it."""
+    untyped: Any = client
+    names = ("appendfsync", "min-replicas-to-write", "timeout")
     try:
-        return await client.config_get("appendfsync", "min-replicas-to-write", "timeout")
+        if isinstance(client, RedisCluster):
+            return await untyped.config_get(*names, target_nodes=RedisCluster.PRIMARIES)
+        return {"": await untyped.config_get(*names)}
     except ResponseError:
         return {}
 
@@ -155,8 +172,9 @@ async def _read_config(client: Any) -> dict[str, str]:
 async def _check_cluster(client: Any, info: Info, url: str) -> Finding:
     if not int(info.get("cluster_enabled", 0)):
         return _ok("cluster", "one server, no cluster mode")
-    if not url.startswith("redis+cluster://"):
-        return _fault("cluster", "the server is a node of a cluster: give a redis+cluster:// URL")
+    topology = check_topology(info, url)
+    if topology.verdict is Verdict.FAULT:
+        return _fault("cluster", topology.text)
     state: dict[str, str] = await client.cluster_info()
     covered = int(state.get("cluster_slots_ok", 0))
     if state.get("cluster_state") != "ok" or covered != SLOTS:
@@ -261,7 +279,7 @@ async def _check_channel(url: str, client: Any) -> Finding:
 async def _listen(
     url: str, channel: str, on_open: Callable[[], None], on_message: Callable[[bytes], None]
 ) -> None:
-    await Subscription(url, [channel], on_open=on_open, on_message=on_message).run()
+    await Subscription(url, channel, on_open=on_open, on_message=on_message).run()
 
 
 def _ok(check: str, text: str) -> Finding:

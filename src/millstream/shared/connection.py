@@ -3,22 +3,31 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
-import redis
 import redis.asyncio
-from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
+    ClusterError,
     ConnectionError as RedisConnectionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError as RedisTimeout,
+    TryAgainError,
 )
-from redis.retry import Retry
+
+from millstream.shared.address import RedisAddress, Topology, parse_address
+from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.cluster import BoundedCluster
 
 # A command answers in under a millisecond; a Redis that takes seconds is away as far as a caller
 # can tell.
@@ -26,25 +35,30 @@ SOCKET_TIMEOUT_S = 1.5
 CONNECT_TIMEOUT_S = 1.0
 POOL_WAIT_S = 2.0
 POOL_SIZE = 16
-# A whole call, with its wait for a connection, a retry, and a script that has to be sent again.
-# With the look at the roster before it, it stays under the 5 s in which the API must answer 503.
+# A whole call, with its wait for a connection, a retry, a script that has to be sent again, and
+# the other nodes of a cluster that are asked. With the look at the roster before it, it stays under
+# the 5 s in which the API must answer 503.
 CALL_S = 3.5
+# While two servers think that they are the master, what the old one is told is lost to the new.
+MASTER_LOOK_S = 0.5
+
 # redis-py leaves the keywords of these untyped.
-_PoolClass: Any = redis.asyncio.BlockingConnectionPool
-_AsyncClass: Any = redis.asyncio.Redis
-_BlockingClass: Any = redis.Redis
+_BlockingPool: Any = redis.asyncio.BlockingConnectionPool
+_Sentinels: Any = Sentinel
 _RETRIED = (RedisConnectionError, RedisTimeout)
 
 # A script passes its commands' errors on as plain ResponseErrors. MISCONF: the disk is full.
-_PASSING = ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MISCONF")
+_PASSING = ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "MISCONF", "NOREPLICAS")
 
 # What passes by itself: the network, a restart, a failover, a full memory that is emptied.
 TRANSIENT_ERRORS = (
     RedisConnectionError,
     RedisTimeout,
     BusyLoadingError,
-    ReadOnlyError,
+    ClusterError,
     OutOfMemoryError,
+    ReadOnlyError,
+    TryAgainError,
     ConnectionError,
     asyncio.TimeoutError,
 )
@@ -57,11 +71,25 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and any(word in str(error) for word in _PASSING)
 
 
-def _socket_options(url: str) -> dict[str, Any]:
-    """What only a TCP connection has: redis-py raises a TypeError for these on a Unix socket."""
-    if url.startswith("unix://"):
-        return {}
-    return {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_keepalive": True}
+@asynccontextmanager
+async def open_redis(
+    url: str, *, pool_size: int = POOL_SIZE
+) -> AsyncGenerator[redis.asyncio.Redis]:
+    """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
+
+    Waits for a free connection for `POOL_WAIT_S` at most, then fails like an absent Redis. A
+    cluster's client has the commands of a server's and is no subclass of it; nobody needs to know.
+    """
+    address = parse_address(url)
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED)
+    if address.topology is Topology.CLUSTER:
+        async with _open_cluster(address, calls=pool_size, retry=retry) as cluster:
+            yield cast(redis.asyncio.Redis, cluster)
+        return
+    async with _open_server(
+        address, pool_size=pool_size, retry=retry, socket_timeout=SOCKET_TIMEOUT_S
+    ) as client:
+        yield client
 
 
 class _Client(redis.asyncio.Redis):
@@ -95,51 +123,123 @@ def _speak_plainly(pool: Any) -> None:
 
 
 @asynccontextmanager
-async def open_redis(
-    url: str, *, pool_size: int = POOL_SIZE
-) -> AsyncGenerator[redis.asyncio.Redis]:
-    """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
+async def open_subscriber(url: str, channel: str) -> AsyncGenerator[redis.asyncio.Redis]:
+    """A client for a subscription to one sharded channel, on the server that has it.
 
-    Waits for a pooled connection for `POOL_WAIT_S` at most, then fails like an absent Redis.
+    Reads wait for ever, and lost connections are reported.
     """
-    pool: redis.asyncio.BlockingConnectionPool = _PoolClass.from_url(
-        url,
-        max_connections=pool_size,
-        timeout=POOL_WAIT_S,
+    address = parse_address(url)
+    retry = Retry(NoBackoff(), 0)
+    home = None
+    if address.topology is Topology.CLUSTER:
+        async with _open_cluster(address, calls=1, retry=retry) as cluster:
+            home = await cluster.home_of(channel)
+    async with _open_server(address, node=home, retry=retry, socket_timeout=None) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _open_cluster(
+    address: RedisAddress, *, calls: int, retry: Retry
+) -> AsyncGenerator[BoundedCluster]:
+    cluster = BoundedCluster(
+        address,
+        calls=calls,
+        wait_s=POOL_WAIT_S,
+        retry=retry,
         socket_timeout=SOCKET_TIMEOUT_S,
-        health_check_interval=0,
-        **_socket_options(url),
-        retry=AsyncRetry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED),
+        **_tcp(),
     )
+    try:
+        yield cluster
+    finally:
+        await cluster.aclose()
+
+
+@asynccontextmanager
+async def _open_server(
+    address: RedisAddress,
+    *,
+    node: tuple[str, int] | None = None,
+    pool_size: int = 1,
+    **options: Any,
+) -> AsyncGenerator[redis.asyncio.Redis]:
+    """A client of one data server: the one of the URL, a cluster's node, the Sentinels' master."""
+    options |= {"max_connections": pool_size, "timeout": POOL_WAIT_S}
+    if not address.url.startswith("unix://"):  # a TypeError there
+        options |= _tcp()
+    master = None
+    if address.topology is Topology.SINGLE:
+        pool = _BlockingPool.from_url(address.url, **options)
+    elif node is not None:
+        login = dict(address.login)
+        if login.pop("ssl", False):
+            options["connection_class"] = redis.asyncio.SSLConnection
+        pool = _BlockingPool(host=node[0], port=node[1], **login, **options)
+    else:
+        login = dict(address.login)
+        tls = login.pop("ssl", False)
+        master = _Master(address)
+        pool = _BlockingPool(
+            connection_class=SentinelManagedSSLConnection if tls else SentinelManagedConnection,
+            connection_pool=master,
+            **login,
+            **options,
+        )
     _speak_plainly(pool)
     client = _Client(connection_pool=pool)
+    watching = asyncio.create_task(master.watch(pool)) if master is not None else None
     try:
         yield client
     finally:
+        if watching is not None:
+            await cancel_until_done([watching])
         await client.aclose()
         await pool.aclose()
+        if master is not None:
+            await master.aclose()
 
 
-def open_subscriber(url: str) -> redis.asyncio.Redis:
-    """A client for one pub/sub connection: reads wait for ever, lost connections are reported."""
-    client: redis.asyncio.Redis = _AsyncClass.from_url(
-        url,
-        socket_timeout=None,
-        **_socket_options(url),
-        retry=AsyncRetry(NoBackoff(), 0),
-    )
-    _speak_plainly(client.connection_pool)
-    return client
+def _tcp() -> dict[str, Any]:
+    return {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_keepalive": True}
 
 
-def open_blocking_redis(url: str) -> redis.Redis:
-    """A client for the thread that renews leases: no retries, since it keeps time itself."""
-    return _BlockingClass.from_url(
-        url,
-        socket_timeout=SOCKET_TIMEOUT_S,
-        **_socket_options(url),
-        retry=Retry(NoBackoff(), 0),
-    )
+class _Master:
+    """What a SentinelManagedConnection asks of its pool: redis-py's own never blocks when full."""
+
+    is_master = True
+    check_connection = False
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._sentinels: Any = _Sentinels(
+            address.nodes,
+            sentinel_kwargs={
+                **address.sentinel_login,
+                **_tcp(),
+                "socket_timeout": CONNECT_TIMEOUT_S,
+            },
+        )
+        self._service = address.service
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Host and port of the server that is written to now."""
+        return await self._sentinels.discover_master(self._service)
+
+    async def watch(self, pool: Any) -> None:
+        """Leave a master that is one no more: it can be seconds until it is told so itself."""
+        last = None
+        while True:
+            await asyncio.sleep(MASTER_LOOK_S)
+            try:
+                now = await self.get_master_address()
+            except (RedisError, *TRANSIENT_ERRORS):
+                continue
+            if last is not None and now != last:
+                await pool.disconnect()
+            last = now
+
+    async def aclose(self) -> None:
+        await self._sentinels.aclose()
 
 
 __all__ = [
@@ -148,7 +248,6 @@ __all__ = [
     "RedisError",
     "RedisTimeout",
     "is_transient",
-    "open_blocking_redis",
     "open_redis",
     "open_subscriber",
 ]

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
+import redis.asyncio
+from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
+from millstream.shared.address import Topology, parse_address
 from millstream.shared.connection import is_transient, open_redis
 from millstream.shared.errors import MillstreamError
 
@@ -81,13 +85,37 @@ def check_eviction(info: Info) -> Finding:
     return Finding("eviction", Verdict.OK, "maxmemory-policy is noeviction")
 
 
-def refuse_unfit(info: Info, shown_url: str) -> None:
+def check_topology(info: Info, url: str) -> Finding:
+    """A client of one server would be sent from node to node of a cluster."""
+    if info.get("cluster_enabled") and parse_address(url).topology is not Topology.CLUSTER:
+        return Finding(
+            "topology",
+            Verdict.FAULT,
+            "this is a node of a Redis Cluster: write redis+cluster://host:port,host:port,…",
+        )
+    return Finding("topology", Verdict.OK, parse_address(url).topology)
+
+
+async def read_infos(client: redis.asyncio.Redis) -> dict[str, Info]:
+    """INFO of the server, or of each primary of a cluster by its address.
+
+    Raises:
+        RedisError: one of them does not answer.
+    """
+    untyped: Any = client  # redis-py's types leave this call half unknown
+    if isinstance(client, RedisCluster):
+        return await untyped.info(target_nodes=RedisCluster.PRIMARIES)
+    return {"": await untyped.info()}
+
+
+def refuse_unfit(info: Info, url: str) -> None:
     """Refuse a Redis in which tasks are not safe.
 
     Raises:
-        UnfitRedis: it is too old, or evicts.
+        UnfitRedis: it is too old, evicts, or is a cluster that the URL does not take for one.
     """
-    for finding in (check_version(info), check_eviction(info)):
+    shown_url = mask_password(url)
+    for finding in (check_version(info), check_eviction(info), check_topology(info, url)):
         if finding.verdict == Verdict.FAULT:
             raise UnfitRedis(f"{shown_url}: {finding.text}")
         if finding.verdict == Verdict.WARNING:
@@ -102,10 +130,9 @@ async def require_fit(url: str) -> None:
         RedisError: it does not answer.
     """
     shown = mask_password(url)
-    async with open_redis(url, pool_size=1) as opened:
-        client: Any = opened  # redis-py's types leave this call half unknown
+    async with open_redis(url, pool_size=1) as client:
         try:
-            info: Info = await client.info()
+            infos = await read_infos(client)
         except (AuthenticationError, AuthorizationError) as error:
             raise UnfitRedis(
                 f"{shown} refuses the login ({error}): correct MILLSTREAM_REDIS_URL"
@@ -113,7 +140,8 @@ async def require_fit(url: str) -> None:
         except NoPermissionError as error:
             logger.warning("cannot check how %s is set up: %s", shown, error)
             return
-    refuse_unfit(info, shown)
+    for info in infos.values():
+        refuse_unfit(info, url)
 
 
 async def until_fit(url: str) -> None:
@@ -139,4 +167,5 @@ async def until_fit(url: str) -> None:
 def mask_password(url: str) -> str:
     """The URL, fit to be shown."""
     password = urlsplit(url).password
-    return url.replace(f":{password}@", ":***@", 1) if password else url
+    shown = url.replace(f":{password}@", ":***@", 1) if password else url
+    return re.sub(r"((?:^|[?&])\w*password=)[^&]*", r"\1***", shown)

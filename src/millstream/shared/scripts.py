@@ -13,7 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
-import redis
 import redis.asyncio
 from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
 
@@ -128,7 +127,7 @@ class AppendRow(msgspec.Struct, frozen=True):
 class Scripts:
     """The atomic steps on one Redis.
 
-    Every one ends within `CALL_S`, with a `RedisError` where Redis is away.
+    Every call ends within `CALL_S`, with a `RedisError` where Redis is away.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -279,6 +278,23 @@ class Scripts:
         )
         return answer.decode()
 
+    async def renew(
+        self,
+        shard: Keys,
+        *,
+        worker: str,
+        model: str,
+        live_ttl_s: int,
+        result_ttl_s: int,
+        max_task_s: int,
+        tasks: Sequence[tuple[str, int]],
+    ) -> list[int]:
+        """Renew the leases of tasks (id, attempt): 1 kept, else STALE or ENDED."""
+        args: list[Any] = [worker, live_ttl_s, result_ttl_s, max_task_s * 1000]
+        for task in tasks:
+            args.extend(task)
+        return await self._run("renew", [shard.queue(model)], args)
+
     async def release(
         self,
         shard: Keys,
@@ -360,29 +376,29 @@ class Scripts:
             [task_id.decode() for task_id in answer[4]],
         )
 
-    async def publish(self, channel: str, payload: bytes) -> None:
-        """Send a message on a sharded channel."""
-        await self._client.execute_command("SPUBLISH", channel, payload)
+    async def publish(self, channel: str, payload: bytes) -> int:
+        """Send a message on a sharded channel; how many are subscribed where its slot lies."""
+        return await self._bounded(self._client.execute_command("SPUBLISH", channel, payload))
 
     async def remembered_models(self) -> dict[str, float]:
         """Models a worker was ready for within the last week, with the Unix time of the last."""
-        rows: dict[bytes, bytes] = await self._client.hgetall(keys.MODELS)
+        rows: dict[bytes, bytes] = await self._bounded(self._client.hgetall(keys.MODELS))
         return {model.decode(): int(seen) / 1000 for model, seen in rows.items()}
 
     async def forget_models(self, *, keep: Sequence[str]) -> None:
         """Forget all models that a worker was once ready for, but these."""
         for model in await self.remembered_models():
             if model not in keep:
-                await self._client.hdel(keys.MODELS, model)
+                await self._bounded(self._client.hdel(keys.MODELS, model))
 
     async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
         """All of a task's state but its request; empty where there is no such task."""
-        rows: dict[bytes, bytes] = await self._client.hgetall(shard.task(task_id))
+        rows: dict[bytes, bytes] = await self._bounded(self._client.hgetall(shard.task(task_id)))
         return {name.decode(): value.decode() for name, value in rows.items() if name != b"request"}
 
     async def leave(self, registry: str, member: str) -> None:
         """Take a process off the roster at once."""
-        await self._client.hdel(registry, member)
+        await self._bounded(self._client.hdel(registry, member))
 
     async def ready(self) -> None:
         """Answer if Redis takes writes; else raise what a write would."""
@@ -397,40 +413,3 @@ class Scripts:
     ) -> None:
         """Say that a process lives, and for which model it is ready."""
         await self._run("heartbeat", [registry, keys.MODELS], [member, json, int(ttl_s + 1), model])
-
-
-class LeaseScripts:
-    """The two steps that a worker's lease thread takes, on a blocking client of its own."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self._client: Any = client
-        self._renew = client.register_script(script_text("renew"))
-        self._heartbeat = client.register_script(script_text("heartbeat"))
-
-    def renew(
-        self,
-        shard: Keys,
-        *,
-        worker: str,
-        model: str,
-        live_ttl_s: int,
-        result_ttl_s: int,
-        max_task_s: int,
-        tasks: Sequence[tuple[str, int]],
-    ) -> list[int]:
-        """Renew the leases of tasks (id, attempt): 1 kept, else STALE or ENDED."""
-        args: list[Any] = [worker, live_ttl_s, result_ttl_s, max_task_s * 1000]
-        for task in tasks:
-            args.extend(task)
-        answer: Any = self._renew(keys=[shard.queue(model)], args=args)
-        return answer
-
-    def heartbeat(
-        self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""
-    ) -> None:
-        """As `Scripts.heartbeat`, from the thread that keeps time when the event loop does not."""
-        self._heartbeat(keys=[registry, keys.MODELS], args=[member, json, int(ttl_s + 1), model])
-
-    def ping(self) -> None:
-        """Answer at all."""
-        self._client.ping()

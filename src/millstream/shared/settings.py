@@ -5,11 +5,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from millstream.shared.address import Topology, parse_address
 from millstream.shared.errors import SettingsError
 
 PREFIX = "MILLSTREAM_"
@@ -26,13 +26,15 @@ class Settings(BaseSettings):
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
-        description="Redis >= 7 or Valkey: `redis://`, `rediss://` or `unix://`.",
+        description="Redis >= 7 or Valkey: `redis://`, `rediss://`, `unix://`, "
+        "`redis+cluster://host:port,…` or `redis+sentinel://host:port,…/service`.",
     )
     shards: int = Field(
-        default=1,
+        default_factory=lambda data: _default_shards(data.get("redis_url", "")),
         ge=1,
         le=1024,
-        description="Hash slots the fleet's keys are spread over; the same on every process.",
+        description="Hash slots the fleet's keys are spread over, the same on every process "
+        "(default: 4 on a cluster, else 1).",
     )
     host: str = Field(default="127.0.0.1", description="Address the API listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port the API listens on.")
@@ -61,7 +63,7 @@ class Settings(BaseSettings):
         default=32, ge=1, le=4096, description="Tasks a worker runs at once."
     )
     max_queue: int = Field(
-        default=1000, ge=0, description="Tasks that may wait per model and shard; more get a 503."
+        default=1000, ge=0, description="Tasks that may wait per model; more get a 503."
     )
     lease_s: float = Field(
         default=10.0,
@@ -118,9 +120,7 @@ class Settings(BaseSettings):
     @field_validator("redis_url")
     @classmethod
     def _known_scheme(cls, url: str) -> str:
-        if not url.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
-        _ = urlsplit(url).port  # raises ValueError for one that is no number
+        parse_address(url)
         return url
 
     @field_validator("model")
@@ -143,6 +143,11 @@ class Settings(BaseSettings):
     def live_ttl_s(self) -> int:
         """How long the keys of an unfinished task may live untouched."""
         return self.max_task_s + self.result_ttl_s
+
+
+def _default_shards(redis_url: str) -> int:
+    """Four spread over three equal primaries as 2, 1, 1; each one more is a call per step more."""
+    return 4 if parse_address(redis_url).topology is Topology.CLUSTER else 1
 
 
 def name_of_source(source: str) -> str:

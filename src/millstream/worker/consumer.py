@@ -1,6 +1,7 @@
 """Claims tasks while there are free slots, and never more than can start at once."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -32,11 +33,9 @@ class Consumer:
         self._bell = asyncio.Event()
         self._sweep = True
         self._sweep_at = 0.0
-        self._recover = False
-        self._away = False
-        self._hold_until = 0.0
         self._rung = False
         self._stopping = False
+        self._shards = [_Shard(Keys(shard)) for shard in range(settings.shards)]
 
     def ring(self, sweep: bool = True) -> None:
         """There may be work; with `sweep`, work that another worker has let go."""
@@ -51,75 +50,106 @@ class Consumer:
 
     async def run(self) -> None:
         """Claim until stopped."""
-        delay = RETRY_FIRST_S
         while not self._stopping:
-            try:
-                more = await self._claim()
-            except RedisError as error:
-                if not is_transient(error):
-                    logger.error("claim was refused: %s", error)
-                # The answer may have been lost on its way: look what is ours already.
-                self._recover = self._away = True
-                await self._pause(delay)
-                delay = min(2 * delay, RETRY_MOST_S)
-                continue
-            delay = RETRY_FIRST_S
+            more = await self._go_round()
             if not more:
-                await self._pause(self._poll())
+                now = time.monotonic()
+                retries = [item.retry_at - now for item in self._shards if item.retry_at > now]
+                await self._pause(min([self._poll(), *retries]))
 
     def _poll(self) -> float:
         poll = min(POLL_MOST_S, heartbeat_interval(self._settings.lease_s))
         return poll * random.uniform(0.75, 1.25)  # noqa: S311 - workers must not move in step
 
-    async def _pause(self, seconds: float) -> bool:
-        """Wait for a bell; False when none came."""
-        try:
+    async def _pause(self, seconds: float) -> None:
+        """Wait for a bell, so long at most."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._bell.wait()
-        except TimeoutError:
-            return False
         self._bell.clear()
-        return True
 
-    async def _claim(self) -> bool:
-        """Go round the shards once; True when more may be had at once."""
-        settings = self._settings
+    async def _go_round(self) -> bool:
+        """Claim from each shard once; True when more may be had at once."""
         now = time.monotonic()
-        # After an outage every lease may have lapsed, and not one worker died: all renew first.
-        held = self._away or now < self._hold_until
         # Bells do not put the sweep off: a busy fleet has dead workers too.
-        sweep = not held and (self._sweep or now >= self._sweep_at)
-        recover, rung = self._recover, self._rung
-        self._sweep = self._sweep and not sweep
-        self._recover = self._rung = False
+        wanted = self._sweep or now >= self._sweep_at
+        rung = self._rung
+        # Where it has to wait it is still due.
+        self._sweep = wanted and any(shard.held(now) for shard in self._shards)
+        self._rung = False
         more = False
-        for shard in range(settings.shards):
-            free = settings.max_concurrent - self._runner.running
+        # Not always the same one first: it would have all the slots of a worker that is never idle.
+        self._shards.append(self._shards.pop(0))
+        for shard in self._shards:
+            free = self._settings.max_concurrent - self._runner.running
             if free <= 0 or self._stopping:
                 self._sweep = True  # once a slot is free: others may have had none either
                 return False
-            claims, waiting = await self._scripts.claim(
-                Keys(shard),
-                worker=self._worker_id,
-                model=settings.model_name,
-                free=free,
-                running=self._runner.running,
-                lease_s=settings.lease_s,
-                max_attempts=settings.max_attempts,
-                live_ttl_s=settings.live_ttl_s,
-                result_ttl_s=settings.result_ttl_s,
-                max_task_s=settings.max_task_s,
-                suspects=self._runner.suspects,
-                sweep=sweep,
-                recover=recover,
-                rung=rung,
-            )
-            for claim in claims:
-                self._runner.start(claim)
-            more |= waiting > 0 and len(claims) > 0 and not rung
-        if sweep:
+            if shard.retry_at > now:
+                continue
+            try:
+                more |= await self._claim(
+                    shard, free=free, sweep=wanted and not shard.held(now), rung=rung
+                )
+            except RedisError as error:
+                if not is_transient(error):
+                    logger.error("claim was refused: %s", error)
+                shard.failed()
+            else:
+                shard.answered(hold_s=self._settings.lease_s * HOLD_LEASES)
+        if wanted:
             self._sweep_at = now + self._poll()
-        if self._away:
-            self._away = False
-            self._hold_until = time.monotonic() + self._settings.lease_s * HOLD_LEASES
         return more
+
+    async def _claim(self, shard: "_Shard", *, free: int, sweep: bool, rung: bool) -> bool:
+        settings = self._settings
+        claims, waiting = await self._scripts.claim(
+            shard.keys,
+            worker=self._worker_id,
+            model=settings.model_name,
+            free=free,
+            running=self._runner.running,
+            lease_s=settings.lease_s,
+            max_attempts=settings.max_attempts,
+            live_ttl_s=settings.live_ttl_s,
+            result_ttl_s=settings.result_ttl_s,
+            max_task_s=settings.max_task_s,
+            suspects=self._runner.suspects,
+            sweep=sweep,
+            recover=shard.recover,
+            rung=rung,
+        )
+        for claim in claims:
+            self._runner.start(claim)
+        return waiting > 0 and len(claims) > 0 and not rung
+
+
+class _Shard:
+    """How one shard has answered: one whose node is away is left alone for a while."""
+
+    def __init__(self, shard: Keys) -> None:
+        self.keys = shard
+        self.recover = False
+        """An answer may have been lost on its way: look what is ours already."""
+        self.retry_at = 0.0
+        self._delay = RETRY_FIRST_S
+        self._hold_until = 0.0
+
+    def held(self, now: float) -> bool:
+        """Whether nobody is to be replaced.
+
+        After an outage every lease may have lapsed, and not one worker died: all renew first.
+        """
+        return self.recover or now < self._hold_until
+
+    def failed(self) -> None:
+        self.recover = True
+        self.retry_at = time.monotonic() + self._delay
+        self._delay = min(2 * self._delay, RETRY_MOST_S)
+
+    def answered(self, *, hold_s: float) -> None:
+        if self.recover:
+            self._hold_until = time.monotonic() + hold_s
+        self.recover = False
+        self.retry_at = 0.0
+        self._delay = RETRY_FIRST_S

@@ -8,18 +8,18 @@ from millstream.shared.subscription import Subscription
 
 def control_subscription(
     redis_url: str,
+    shard: int,
     *,
     worker_id: str,
-    shards: int,
     on_bell: Callable[[bool], None],
     on_stop: Callable[[str, int], None],
 ) -> Subscription:
-    """What a worker listens on.
+    """What a worker listens on, for one shard.
 
     Args:
         redis_url: Where Redis is.
+        shard: Of what shard.
         worker_id: Whose channel.
-        shards: How many shards the fleet has.
         on_bell: Called when there may be work; True when it may be another worker's.
         on_stop: Called with task id and attempt of a task that has been stopped.
     """
@@ -33,7 +33,7 @@ def control_subscription(
 
     return Subscription(
         redis_url,
-        [Keys(shard).control(worker_id) for shard in range(shards)],
+        Keys(shard).control(worker_id),
         on_open=lambda: on_bell(True),  # for what was rung while nobody listened
         on_message=on_message,
     )

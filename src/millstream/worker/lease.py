@@ -2,22 +2,22 @@
 
 The event loop may be late and the engine may hang; neither must be hidden by the other. So the
 renewing thread has its own connection, looks at the engine's progress rather than at the process
-being alive, and stops when a lease goes by without a step.
+being alive, and stops when a lease goes by without a step. The thread has an event loop of its own,
+in which a node of a cluster that is silent does not hold up the renewals on the others.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable
 
-import redis
-
-from millstream.shared.connection import TRANSIENT_ERRORS, is_transient
+from millstream.shared.connection import RedisError, is_transient, open_redis
 from millstream.shared.keys import WORKERS, Keys
 from millstream.shared.registry import WorkerInfo, heartbeat_interval, heartbeat_ttl
 from millstream.shared.schemas import to_json
-from millstream.shared.scripts import LeaseScripts
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
 from millstream.worker.engines.base import EngineHealth
@@ -26,8 +26,11 @@ from millstream.worker.job import Job
 logger = logging.getLogger(__name__)
 
 
+BEAT_LEAST_S = 1.0  # what an answer may take at least, however short the lease
+
+
 class LeaseClock:
-    """Until when this worker may write, by its own monotonic clock.
+    """Until when this worker may write to a shard, by its own monotonic clock.
 
     A renewal counts from the moment it was sent, and ends a margin early: so we stop before Redis,
     which counts from the moment it got the renewal, lets anyone take over.
@@ -55,7 +58,6 @@ class LeaseKeeper(threading.Thread):
     """The thread that renews, sends heartbeats and watches the engine.
 
     Args:
-        client: A blocking client of its own.
         settings: The worker's.
         jobs: The jobs at this moment, callable from here.
         health: The engine's health, callable from here.
@@ -66,7 +68,6 @@ class LeaseKeeper(threading.Thread):
 
     def __init__(
         self,
-        client: redis.Redis,
         *,
         settings: Settings,
         jobs: Callable[[], list[Job]],
@@ -76,18 +77,17 @@ class LeaseKeeper(threading.Thread):
         on_engine_failed: Callable[[str], None],
     ) -> None:
         super().__init__(name="lease", daemon=True)
-        self._client = client
-        self._scripts = LeaseScripts(client)
         self._settings = settings
         self._lease_s = settings.lease_s
         self._jobs = jobs
         self._health = health
         self._describe = describe
-        self.clock = LeaseClock(settings.lease_s)
+        self.clocks = [LeaseClock(settings.lease_s) for _ in range(settings.shards)]
         self._on_lost = on_lost
         self._on_engine_failed = on_engine_failed
         self._loop = asyncio.get_running_loop()
-        self._wake = threading.Event()
+        self._own_loop = asyncio.new_event_loop()
+        self._wake = asyncio.Event()
         self._stopping = False
         self._steps = -1
         self._progress_at = time.monotonic()
@@ -96,75 +96,92 @@ class LeaseKeeper(threading.Thread):
 
     def beat_now(self) -> None:
         """Send the next heartbeat at once, for a change of state others should see."""
-        self._wake.set()
+        self._own_loop.call_soon_threadsafe(self._wake.set)
 
     def close(self) -> None:
         """End the thread and take the worker off the roster, if Redis answers."""
         self._stopping = True
-        self._wake.set()
+        self.beat_now()
         self.join(timeout=5)
 
     def run(self) -> None:
         """Beat every quarter of a lease until closed."""
-        interval = heartbeat_interval(self._lease_s)
-        due = time.monotonic()
-        while not self._stopping:
-            self._beat()
-            due = max(due + interval, time.monotonic())
-            self._wake.wait(due - time.monotonic())
-            self._wake.clear()
-        try:
-            self._client.hdel(WORKERS, self._describe().id)
-            self._client.close()
-        except TRANSIENT_ERRORS:
-            logger.debug("could not leave the roster; it forgets us after a lease")
+        with asyncio.Runner(loop_factory=lambda: self._own_loop) as runner:
+            runner.run(self._main())
 
-    def _beat(self) -> None:
+    async def _main(self) -> None:
+        interval = heartbeat_interval(self._lease_s)
+        async with open_redis(self._settings.redis_url) as client:
+            scripts = Scripts(client)
+            due = time.monotonic()
+            while not self._stopping:
+                await self._beat(scripts)
+                due = max(due + interval, time.monotonic())
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(due - time.monotonic()):
+                        await self._wake.wait()
+                self._wake.clear()
+            try:
+                await scripts.leave(WORKERS, self._describe().id)
+            except RedisError:
+                logger.debug("could not leave the roster; it forgets us after a lease")
+
+    async def _beat(self, scripts: Scripts) -> None:
+        """Renew all leases and say that we live; a beat that takes a beat's time makes way."""
         sent_at = time.monotonic()
         if not self._failed and (reason := self._engine_fault(sent_at)):
             self._failed = True
             self._loop.call_soon_threadsafe(self._on_engine_failed, reason)
-        try:
-            if not self._failed:
-                self._renew(sent_at)
-            info = self._describe()
-            self._scripts.heartbeat(
-                WORKERS,
-                member=info.id,
-                json=to_json(info),
-                ttl_s=heartbeat_ttl(self._lease_s),
-                model=info.model if info.state == WorkerState.READY else "",
-            )
-        except redis.RedisError as error:
-            self._client.connection_pool.disconnect()
-            if sent_at >= self._quiet_until:  # one line a lease, not one a beat
-                self._quiet_until = sent_at + self._lease_s
-                level = logging.WARNING if is_transient(error) else logging.ERROR
-                logger.log(level, "Redis does not answer the lease thread: %s", error)
+        calls = [self._heartbeat(scripts)]
+        if not self._failed:
+            calls += [self._renew(scripts, shard) for shard in range(self._settings.shards)]
+        beats = [asyncio.create_task(call) for call in calls]
+        _, late = await asyncio.wait(beats, timeout=max(BEAT_LEAST_S, self._lease_s / 2))
+        for beat in late:
+            beat.cancel()
+        await asyncio.wait(beats)
+        errors = [beat.exception() for beat in beats if not beat.cancelled()]
+        for error in [error for error in errors if error is not None]:
+            if not isinstance(error, RedisError):
+                raise error
+            self._complain(error, sent_at)
+        if late:
+            self._complain(TimeoutError("no answer"), sent_at)
 
-    def _renew(self, sent_at: float) -> None:
-        lost: list[tuple[Job, int]] = []
-        shards: dict[int, list[Job]] = {}
-        for job in self._jobs():
-            shards.setdefault(job.shard, []).append(job)
+    def _complain(self, error: Exception, now: float) -> None:
+        if now >= self._quiet_until:  # one line a lease, not one a beat
+            self._quiet_until = now + self._lease_s
+            level = logging.WARNING if is_transient(error) else logging.ERROR
+            logger.log(level, "Redis does not answer the lease thread: %s", error)
+
+    async def _heartbeat(self, scripts: Scripts) -> None:
         info = self._describe()
-        for shard, jobs in shards.items():
-            answers = self._scripts.renew(
-                Keys(shard),
-                worker=info.id,
-                model=info.model,
-                live_ttl_s=self._settings.live_ttl_s,
-                result_ttl_s=self._settings.result_ttl_s,
-                max_task_s=self._settings.max_task_s,
-                tasks=[(job.task_id, job.attempt) for job in jobs],
-            )
-            lost += [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]
-        if not shards:
-            self._scripts.ping()  # an idle worker's clock goes on too
-        if lost:
+        await scripts.heartbeat(
+            WORKERS,
+            member=info.id,
+            json=to_json(info),
+            ttl_s=heartbeat_ttl(self._lease_s),
+            model=info.model if info.state == WorkerState.READY else "",
+        )
+
+    async def _renew(self, scripts: Scripts, shard: int) -> None:
+        """Renew what we run on a shard; with nothing there, an idle worker's clock goes on too."""
+        sent_at = time.monotonic()
+        jobs = [job for job in self._jobs() if job.shard == shard]
+        info = self._describe()
+        answers = await scripts.renew(
+            Keys(shard),
+            worker=info.id,
+            model=info.model,
+            live_ttl_s=self._settings.live_ttl_s,
+            result_ttl_s=self._settings.result_ttl_s,
+            max_task_s=self._settings.max_task_s,
+            tasks=[(job.task_id, job.attempt) for job in jobs],
+        )
+        if lost := [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]:
             # Before the publisher may go on: what moved on meanwhile is not ours to write.
             self._loop.call_soon_threadsafe(self._on_lost, lost)
-        self.clock.renewed(sent_at)
+        self.clocks[shard].renewed(sent_at)
 
     def _engine_fault(self, now: float) -> str | None:
         health = self._health()

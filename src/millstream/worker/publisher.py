@@ -1,4 +1,4 @@
-"""Writes what the jobs bring to their logs: one call per shard for whatever has piled up.
+"""Writes what the jobs bring to their logs: one call for whatever has piled up on a shard.
 
 While a call is under way the engine goes on; what it brings meanwhile goes into the next call. So a
 slow Redis makes calls larger and never holds up a decode step.
@@ -21,10 +21,11 @@ RETRY_FIRST_S, RETRY_MOST_S = 0.05, 1.0
 
 
 class Publisher:
-    """The one writer of this worker's logs.
+    """The one writer of this worker's logs on a shard.
 
     Args:
         scripts: The atomic steps.
+        shard: The shard.
         worker_id: Who writes.
         model: The model's name, as in the queue's.
         result_ttl_s: How long an ended task can be read.
@@ -35,6 +36,7 @@ class Publisher:
     def __init__(
         self,
         scripts: Scripts,
+        shard: Keys,
         *,
         worker_id: str,
         model: str,
@@ -44,6 +46,7 @@ class Publisher:
     ) -> None:
         self._scripts = scripts
         self._worker_id = worker_id
+        self._shard = shard
         self._model = model
         self._result_ttl_s = result_ttl_s
         self._lease = lease
@@ -89,20 +92,16 @@ class Publisher:
                     self._idle.set()
 
     async def _write(self, jobs: list[Job]) -> None:
-        shards: dict[int, list[Job]] = {}
-        for job in jobs:
-            shards.setdefault(job.shard, []).append(job)
-        for shard, group in shards.items():
-            rows = [job.row(MOST_EVENTS_A_ROW) for job in group]
-            answers = await self._scripts.append(
-                Keys(shard),
-                worker=self._worker_id,
-                model=self._model,
-                result_ttl_s=self._result_ttl_s,
-                rows=rows,
-            )
-            for job, answer in zip(group, answers, strict=True):
-                self._settle(job, answer)
+        rows = [job.row(MOST_EVENTS_A_ROW) for job in jobs]
+        answers = await self._scripts.append(
+            self._shard,
+            worker=self._worker_id,
+            model=self._model,
+            result_ttl_s=self._result_ttl_s,
+            rows=rows,
+        )
+        for job, answer in zip(jobs, answers, strict=True):
+            self._settle(job, answer)
 
     def _settle(self, job: Job, answer: int) -> None:
         if answer < 0:

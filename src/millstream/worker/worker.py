@@ -9,7 +9,7 @@ import time
 from contextlib import AsyncExitStack
 
 from millstream.shared.cancellation import cancel_until_done
-from millstream.shared.connection import RedisError, open_blocking_redis, open_redis
+from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.redis_check import until_fit
 from millstream.shared.registry import WorkerInfo
@@ -59,7 +59,9 @@ class Worker:
         )
         self._info: EngineInfo | None = None
         self._runner: Runner | None = None
-        self._publisher: Publisher | None = None
+        self._publishers: list[Publisher] = []
+        """One per shard."""
+        self._stale_refused = 0
         self._rate_at = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
         self._engine_fault: str | None = None
@@ -95,7 +97,6 @@ class Worker:
     def _start_lease(self) -> LeaseKeeper:
         """Begin to beat before the model is loaded: the fleet sees that a worker is coming."""
         lease = LeaseKeeper(
-            open_blocking_redis(self._settings.redis_url),
             settings=self._settings,
             jobs=self._jobs,
             health=self._health,
@@ -109,14 +110,18 @@ class Worker:
     async def _work(self, scripts: Scripts, lease: LeaseKeeper, info: EngineInfo) -> None:
         """Claim, run and publish until told to stop, then hand over."""
         settings = self._settings
-        publisher = self._publisher = Publisher(
-            scripts,
-            worker_id=self.id,
-            model=settings.model_name,
-            result_ttl_s=settings.result_ttl_s,
-            lease=lease.clock,
-            on_gone=self._drop,
-        )
+        publishers = self._publishers = [
+            Publisher(
+                scripts,
+                Keys(shard),
+                worker_id=self.id,
+                model=settings.model_name,
+                result_ttl_s=settings.result_ttl_s,
+                lease=clock,
+                on_gone=self._drop,
+            )
+            for shard, clock in enumerate(lease.clocks)
+        ]
 
         def on_engine_error(job: Job, reason: str) -> None:
             self._give_back(scripts, consumer, job, reason)
@@ -124,23 +129,26 @@ class Worker:
         runner = self._runner = Runner(
             self._engine,
             Limits(info.context_length, settings.max_tokens_limit),
-            on_unwritten=publisher.mark,
+            on_unwritten=lambda job: publishers[job.shard].mark(job),
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),
         )
         consumer = Consumer(scripts, runner, settings, worker_id=self.id)
-        control = control_subscription(
-            settings.redis_url,
-            worker_id=self.id,
-            shards=settings.shards,
-            on_bell=consumer.ring,
-            on_stop=self._on_stop,
-        )
+        controls = [
+            control_subscription(
+                settings.redis_url,
+                shard,
+                worker_id=self.id,
+                on_bell=consumer.ring,
+                on_stop=self._on_stop,
+            )
+            for shard in range(settings.shards)
+        ]
         claiming = asyncio.create_task(consumer.run(), name="consumer")
         background = [
             claiming,
-            asyncio.create_task(publisher.run(), name="publisher"),
-            asyncio.create_task(control.run(), name="control"),
+            *(asyncio.create_task(item.run(), name="publisher") for item in publishers),
+            *(asyncio.create_task(item.run(), name="control") for item in controls),
         ]
         self._enter(WorkerState.READY, lease)
         logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
@@ -151,7 +159,7 @@ class Worker:
             consumer.stop()
             async with asyncio.timeout(settings.drain_s):
                 await claiming
-                await self._hand_over(scripts, runner, publisher)
+                await self._hand_over(scripts, runner)
         except TimeoutError:
             logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
         finally:
@@ -170,18 +178,24 @@ class Worker:
         self._runner = None  # nobody is to take the engine's end for a fault
         await self._engine.stop()
 
-    async def _hand_over(self, scripts: Scripts, runner: Runner, publisher: Publisher) -> None:
+    async def _hand_over(self, scripts: Scripts, runner: Runner) -> None:
         """Write what has been generated, then let another worker go on at once."""
         jobs = runner.halt()
-        await publisher.flushed()
-        jobs = [job for job in jobs if runner.find(job.task_id, job.attempt)]
-        shards: dict[int, list[Job]] = {}
-        for job in jobs:
-            shards.setdefault(job.shard, []).append(job)
-        for shard, group in shards.items():
-            await self._release(scripts, shard, group, self._engine_fault or "")
-        if jobs:
-            logger.info("handed %d tasks over", len(jobs))
+
+        async def hand_over(shard: int, publisher: Publisher) -> int:
+            await publisher.flushed()
+            ours = [
+                job for job in jobs if job.shard == shard and runner.find(job.task_id, job.attempt)
+            ]
+            if ours:
+                await self._release(scripts, shard, ours, self._engine_fault or "")
+            return len(ours)
+
+        handed = await asyncio.gather(
+            *(hand_over(shard, publisher) for shard, publisher in enumerate(self._publishers))
+        )
+        if any(handed):
+            logger.info("handed %d tasks over", sum(handed))
 
     async def _release(self, scripts: Scripts, shard: int, jobs: list[Job], blame: str) -> None:
         delay = 0.05
@@ -225,8 +239,7 @@ class Worker:
 
     def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
         for job, answer in lost:
-            if self._publisher is not None:
-                self._publisher.stale_refused += answer == STALE
+            self._stale_refused += answer == STALE
             self._drop(job)
 
     def _drop(self, job: Job) -> None:
@@ -270,5 +283,5 @@ class Worker:
             numerics=self._info.numerics if self._info else "",
             note=self._note,
             started_at=self._started_at,
-            stale_refused=self._publisher.stale_refused if self._publisher else 0,
+            stale_refused=self._stale_refused + sum(p.stale_refused for p in self._publishers),
         )

@@ -23,8 +23,7 @@ def test_a_connection_reset_a_moment_ago_is_a_lost_one(redis_url: str) -> None:
         async with open_redis(redis_url) as client:
             await send_after_reset(client)
             assert await client.ping()
-        subscriber = open_subscriber(redis_url)
-        await send_after_reset(subscriber)
-        await subscriber.aclose()
+        async with open_subscriber(redis_url, "{ms:0}:pod:x") as subscriber:
+            await send_after_reset(subscriber)
 
     uvloop.run(main())

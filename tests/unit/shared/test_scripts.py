@@ -1,11 +1,14 @@
 """Every atomic step on a real Valkey: what it does, what it refuses, and that it may repeat."""
 
 import asyncio
+import os
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from redis.exceptions import OutOfMemoryError
 
+from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
@@ -119,6 +122,13 @@ class Bench:
 
     async def queue_length(self) -> int:
         return await self.client.xlen(SHARD.queue("m"))
+
+
+@pytest.fixture
+async def pubsub(redis_url: str) -> AsyncIterator[Any]:
+    """Where the shard's channels are."""
+    async with open_subscriber(redis_url, SHARD.tag) as client:
+        yield client.pubsub()
 
 
 @pytest.fixture
@@ -400,8 +410,7 @@ async def test_append_to_a_task_that_is_gone(bench: Bench) -> None:
     assert await bench.client.exists(SHARD.log(claim.task_id)) == 0
 
 
-async def test_followers_hear_each_event_once(bench: Bench) -> None:
-    pubsub = bench.client.pubsub()
+async def test_followers_hear_each_event_once(bench: Bench, pubsub: Any) -> None:
     await pubsub.ssubscribe(SHARD.pod("p1"))
     ids = [await bench.task(), await bench.task()]
     claims = await bench.claim("w1")
@@ -513,8 +522,7 @@ async def test_entries_of_tasks_that_expired_are_cleared(bench: Bench) -> None:
     assert await bench.queue_length() == 0
 
 
-async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench) -> None:
-    pubsub = bench.client.pubsub()
+async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench, pubsub: Any) -> None:
     await pubsub.ssubscribe(SHARD.control("w1"), SHARD.control("w2"))
     await bench.claim("w1")
     await bench.claim("w2")
@@ -549,6 +557,7 @@ async def test_never_more_than_free_slots(bench: Bench) -> None:
     assert len(await bench.claim("w2", free=3)) == 3
 
 
+@pytest.mark.skipif(os.environ.get("TEST_REDIS") == "cluster", reason="limits one server")
 async def test_a_full_redis_refuses_the_whole(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")

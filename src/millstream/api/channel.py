@@ -1,0 +1,122 @@
+"""A pod's subscription on one shard: the proof that it works, and what is due after it did not."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from millstream.api.shown import Shown
+from millstream.shared.connection import RedisError
+from millstream.shared.keys import Keys
+from millstream.shared.scripts import Scripts
+from millstream.shared.subscription import Subscription
+
+logger = logging.getLogger(__name__)
+
+# A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
+PULSE_LOST_S = 4.0
+PUT_BACK_PAUSE_S = 0.2
+_PULSE = b"pulse"
+
+
+class Channel:
+    """What one shard's workers publish for this pod.
+
+    Args:
+        redis_url: Where Redis is.
+        scripts: The atomic steps.
+        shown: What readers were given lately.
+        shard: The shard.
+        pod_id: Whose channel.
+        on_open: Called after each (re)connection: what was published meanwhile was not heard.
+        on_events: Called with each pod message.
+        on_rewound: Called with tasks whose logs have gone on otherwise than readers were told.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        scripts: Scripts,
+        shown: Shown,
+        *,
+        shard: int,
+        pod_id: str,
+        on_open: Callable[[], None],
+        on_events: Callable[[bytes], None],
+        on_rewound: Callable[[list[str]], None],
+    ) -> None:
+        self._name = Keys(shard).pod(pod_id)
+        self._shard = shard
+        self._subscription = Subscription(
+            redis_url, self._name, on_open=self._opened, on_message=self._heard
+        )
+        self._scripts = scripts
+        self._shown = shown
+        self._on_open = on_open
+        self._on_events = on_events
+        self._on_rewound = on_rewound
+        self._reopened = asyncio.Event()
+        self._session = 0
+        self._checked = 0
+        self._heard_at = time.monotonic()
+
+    @property
+    def session(self) -> int | None:
+        """Which unbroken connection logs may be read in; None until they have been compared.
+
+        After a loss of the connection Redis may hold another text than the one readers are in the
+        middle of. So nothing is read to them until what was shown has been put back.
+        """
+        if self._subscription.open and self._checked == self._session:
+            return self._session
+        return None
+
+    async def run(self) -> None:
+        """Listen for the pod's whole life."""
+        await asyncio.gather(self._subscription.run(), self._put_back())
+
+    def _opened(self) -> None:
+        self._heard_at = time.monotonic()
+        self._on_open()
+        self._session += 1
+        self._reopened.set()
+
+    def _heard(self, payload: bytes) -> None:
+        self._heard_at = time.monotonic()
+        if payload == _PULSE:
+            self._shown.forget_old(self._shard)
+        else:
+            self._on_events(payload)
+
+    async def _put_back(self) -> None:
+        """After each loss of the connection see that the logs hold what was shown of them."""
+        while True:
+            await self._reopened.wait()
+            self._reopened.clear()
+            session = self._session
+            try:
+                changed = await self._shown.put_back(self._shard)
+            except RedisError as error:
+                logger.debug("put back: %s", error)
+                self._reopened.set()
+                await asyncio.sleep(PUT_BACK_PAUSE_S)
+                continue
+            self._on_rewound(changed)
+            self._checked = session
+
+    async def prove(self) -> None:
+        """Send a pulse, and connect again where it would not be, or has not been, heard.
+
+        Nobody is subscribed on the server that takes it, though our subscription is open: after a
+        failover ours is with the old primary, which may well pass on what it hears.
+        """
+        was_open = self._subscription.open
+        try:
+            listeners = await self._scripts.publish(self._name, _PULSE)
+        except RedisError:
+            return  # Redis is away; the subscription will notice as well
+        silent = time.monotonic() - self._heard_at > PULSE_LOST_S
+        if silent or (listeners == 0 and was_open and self._subscription.open):
+            logger.warning("the subscription is deaf; connecting again")
+            self._heard_at = time.monotonic()
+            await self._subscription.drop()

@@ -1,0 +1,80 @@
+"""The client of a Redis Cluster, which fails in the ways that a client of one server does."""
+
+import asyncio
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+
+from millstream.shared.address import RedisAddress
+
+
+class BoundedCluster(redis.asyncio.RedisCluster):
+    """redis-py's cluster client, but calls wait for their turn, and all errors are RedisErrors.
+
+    Args:
+        address: The cluster's.
+        calls: How many calls may be under way at once.
+        wait_s: How long one waits for its turn before it fails like an absent Redis.
+        options: redis-py's, for client and connections.
+    """
+
+    def __init__(self, address: RedisAddress, *, calls: int, wait_s: float, **options: Any) -> None:
+        base: Any = super()  # redis-py leaves some keywords untyped
+        base.__init__(
+            startup_nodes=[ClusterNode(host, port) for host, port in address.nodes],
+            # A node that is down takes its shards with it and no others.
+            require_full_coverage=False,
+            # One MOVED moves one slot; asking anew each fifth time would cut calls under way.
+            reinitialize_steps=0,
+            max_connections=calls + 4,  # its own questions about the topology come on top
+            **address.login,
+            **options,
+        )
+        self._wait_s = wait_s
+        self._room = asyncio.Semaphore(calls)
+        self._seeds = list(self.startup_nodes)
+
+    async def home_of(self, name: str) -> tuple[str, int]:
+        """Host and port of the primary that has a key or a sharded channel."""
+        try:
+            await self.initialize()
+            node = self.get_node_from_key(name)
+        except RedisClusterException as error:
+            raise self._usual(error) from error
+        if node is None:
+            raise RedisConnectionError(f"no node of the cluster has {name}")
+        return node.host, int(node.port)
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command on the node it belongs to."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._room.acquire()
+        except TimeoutError:
+            raise RedisConnectionError("No connection available.") from None
+        try:
+            return await super().execute_command(*args, **kwargs)
+        except RedisClusterException as error:
+            raise self._usual(error) from error
+        except RuntimeError as error:  # uvloop's word for a connection that was just reset
+            raise RedisConnectionError(str(error)) from error
+        finally:
+            self._room.release()
+
+    def _usual(self, error: RedisClusterException) -> RedisError:
+        """The same as an error of the client's usual kind, which these are not.
+
+        Also puts the given nodes back in: those found later may all have got new addresses.
+        """
+        if "Cluster mode is not enabled" in str(error):
+            return ResponseError("this is no Redis Cluster; its URL begins with redis://")
+        for node in self._seeds:
+            self.nodes_manager.startup_nodes.setdefault(node.name, node)
+        return RedisConnectionError(str(error))
