@@ -194,6 +194,17 @@ async def test_a_node_of_a_cluster_under_a_plain_url_is_refused(
         assert "Traceback" not in worker.text()
 
 
+async def test_another_number_of_shards_is_refused(
+    clustered: LocalFleet, cluster: ClusterServers
+) -> None:
+    await clustered.worker()
+    odd, pod = await clustered.worker(ready=False, shards=2), clustered.start_api(shards=2)
+    for process in (odd, pod):
+        assert await process.ended() == 1
+        assert "MILLSTREAM_SHARDS is 2 here and 4 at" in process.text()
+        assert "Traceback" not in process.text()
+
+
 async def test_a_single_server_under_a_cluster_url_is_refused(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

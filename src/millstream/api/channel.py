@@ -58,7 +58,9 @@ class Channel:
         self._reopened = asyncio.Event()
         self._session = 0
         self._checked = 0
-        self._heard_at = time.monotonic()
+        self._heard_at = 0.0
+        self._unheard_since: float | None = None
+        """When the first pulse was sent that has not come back."""
 
     @property
     def session(self) -> int | None:
@@ -76,13 +78,13 @@ class Channel:
         await asyncio.gather(self._subscription.run(), self._put_back())
 
     def _opened(self) -> None:
-        self._heard_at = time.monotonic()
+        self._unheard_since = None
         self._on_open()
         self._session += 1
         self._reopened.set()
 
     def _heard(self, payload: bytes) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at, self._unheard_since = time.monotonic(), None
         if payload == _PULSE:
             self._shown.forget_old(self._shard)
         else:
@@ -111,12 +113,15 @@ class Channel:
         failover ours is with the old primary, which may well pass on what it hears.
         """
         was_open = self._subscription.open
+        sent_at = time.monotonic()
         try:
             listeners = await self._scripts.publish(self._name, _PULSE)
         except RedisError:
             return  # Redis is away; the subscription will notice as well
-        silent = time.monotonic() - self._heard_at > PULSE_LOST_S
+        if listeners > 0 and self._heard_at < sent_at and self._unheard_since is None:
+            self._unheard_since = sent_at
+        silent = self._unheard_since is not None and sent_at - self._unheard_since > PULSE_LOST_S
         if silent or (listeners == 0 and was_open and self._subscription.open):
             logger.warning("the subscription is deaf; connecting again")
-            self._heard_at = time.monotonic()
+            self._unheard_since = None
             await self._subscription.drop()

@@ -20,10 +20,15 @@ from millstream.api.relay import Relay, unavailable
 from millstream.api.shown import Shown
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
-from millstream.shared.errors import ExpiredTask, UnknownTask
+from millstream.shared.errors import ExpiredTask, SettingsError, UnknownTask
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.redis_check import UnfitRedis, until_fit
-from millstream.shared.registry import ApiInfo, heartbeat_interval, heartbeat_ttl
+from millstream.shared.registry import (
+    ApiInfo,
+    heartbeat_interval,
+    heartbeat_ttl,
+    refuse_other_shards,
+)
 from millstream.shared.schemas import Usage, shard_of, to_json
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
@@ -140,10 +145,14 @@ class Pod:
         self.spawn(stop(), f"stop {task_id}")
 
     async def check_store(self) -> None:
-        """Leave if Redis, which was away when the pod started, comes up unfit."""
+        """Leave if Redis, which was away when the pod started, comes up unfit, or not for us."""
+        settings = self.settings
         try:
-            await until_fit(self.settings.redis_url)
-        except (UnfitRedis, RedisError) as error:
+            await until_fit(settings.redis_url)
+            await refuse_other_shards(
+                self.scripts, shards=settings.shards, lease_s=settings.lease_s
+            )
+        except (UnfitRedis, SettingsError, RedisError) as error:
             logger.error("%s", error)
             self.unfit = True
             signal.raise_signal(signal.SIGTERM)
@@ -157,6 +166,7 @@ class Pod:
                 host=socket.gethostname(),
                 url=url,
                 streams=self.feed.streams,
+                shards=self.settings.shards,
             )
             try:
                 await self.scripts.heartbeat(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream.shared import keys
+from millstream.shared.errors import SettingsError
 from millstream.shared.scripts import Scripts
 from millstream.shared.states import WorkerState
 
@@ -30,6 +31,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     stale_refused: int = 0
     """Appends and renewals refused because a task had moved on or ended."""
+    shards: int = 1
 
 
 class ApiInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +42,7 @@ class ApiInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     url: str
     streams: int = 0
+    shards: int = 1
 
 
 def heartbeat_interval(lease_s: float) -> float:
@@ -71,3 +74,20 @@ async def read_apis(scripts: Scripts, *, lease_s: float) -> list[ApiInfo]:
 def has_ready_worker(workers: Sequence[WorkerInfo]) -> bool:
     """Whether any worker takes tasks now."""
     return any(worker.state == WorkerState.READY for worker in workers)
+
+
+async def refuse_other_shards(scripts: Scripts, *, shards: int, lease_s: float) -> None:
+    """Refuse to join a fleet that spreads its keys otherwise: tasks would be in nobody's reach.
+
+    Raises:
+        SettingsError: a live process has another number of shards.
+        RedisError: Redis does not answer.
+    """
+    workers = await read_workers(scripts, lease_s=lease_s)
+    apis = await read_apis(scripts, lease_s=lease_s)
+    for member in (*workers, *apis):
+        if member.shards != shards:
+            raise SettingsError(
+                f"MILLSTREAM_SHARDS is {shards} here and {member.shards} at {member.id}, which "
+                "runs: set the same everywhere, and stop the whole fleet to change it"
+            )

@@ -12,7 +12,7 @@ from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.redis_check import until_fit
-from millstream.shared.registry import WorkerInfo
+from millstream.shared.registry import WorkerInfo, refuse_other_shards
 from millstream.shared.scripts import STALE, Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
@@ -70,7 +70,7 @@ class Worker:
         """Work until told to stop; the process's exit code: 0 drained, 1 the engine failed.
 
         Raises:
-            SettingsError: the model cannot be loaded as set.
+            SettingsError: the model cannot be loaded as set, or the fleet has other shards.
             UnfitRedis: tasks are not safe in this Redis.
         """
         async with AsyncExitStack() as stack:
@@ -91,7 +91,11 @@ class Worker:
             if not await self._shutdown.first(checking):
                 return 0
             checking.result()
-            await self._work(Scripts(client), lease, self._info)
+            scripts = Scripts(client)
+            await refuse_other_shards(
+                scripts, shards=self._settings.shards, lease_s=self._settings.lease_s
+            )
+            await self._work(scripts, lease, self._info)
         return 0 if self._engine_fault is None else 1
 
     def _start_lease(self) -> LeaseKeeper:
@@ -283,5 +287,6 @@ class Worker:
             numerics=self._info.numerics if self._info else "",
             note=self._note,
             started_at=self._started_at,
+            shards=self._settings.shards,
             stale_refused=self._stale_refused + sum(p.stale_refused for p in self._publishers),
         )
