@@ -96,7 +96,8 @@ class LeaseKeeper(threading.Thread):
 
     def beat_now(self) -> None:
         """Send the next heartbeat at once, for a change of state others should see."""
-        self._own_loop.call_soon_threadsafe(self._wake.set)
+        with contextlib.suppress(RuntimeError):  # the thread, and its loop with it, has ended
+            self._own_loop.call_soon_threadsafe(self._wake.set)
 
     def close(self) -> None:
         """End the thread and take the worker off the roster, if Redis answers."""
@@ -106,8 +107,12 @@ class LeaseKeeper(threading.Thread):
 
     def run(self) -> None:
         """Beat every quarter of a lease until closed."""
-        with asyncio.Runner(loop_factory=lambda: self._own_loop) as runner:
-            runner.run(self._main())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._own_loop) as runner:
+                runner.run(self._main())
+        except Exception as error:  # nobody renews any more, so the worker has to end
+            logger.exception("the lease thread failed")
+            self._loop.call_soon_threadsafe(self._on_engine_failed, f"lease thread: {error}")
 
     async def _main(self) -> None:
         interval = heartbeat_interval(self._lease_s)
