@@ -24,9 +24,8 @@ from tests.support.faults import (
 from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
 
-from millstream.shared.connection import open_blocking_redis
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import STALE, AppendRow, LeaseScripts
+from millstream.shared.scripts import STALE, AppendRow
 
 SHARD = Keys(0)
 TASKS, TOKENS = 4, 60
@@ -45,9 +44,7 @@ async def refused_everywhere(fleet: LocalFleet, worker: str, task_id: str) -> No
             SHARD, worker=worker, model="fake", result_ttl_s=9, rows=[row]
         )
         assert answer == [STALE]
-    client = open_blocking_redis(fleet.redis_url)
-    renewed = await asyncio.to_thread(
-        LeaseScripts(client).renew,
+    renewed = await fleet.scripts.renew(
         SHARD,
         worker=worker,
         model="fake",
@@ -56,7 +53,6 @@ async def refused_everywhere(fleet: LocalFleet, worker: str, task_id: str) -> No
         max_task_s=900,
         tasks=[first_attempt],
     )
-    client.close()
     assert renewed == [STALE]
     given = await fleet.scripts.release(
         SHARD, worker=worker, model="fake", lease_s=LEASE_S, blame="", tasks=[first_attempt]
