@@ -20,7 +20,7 @@ from millstream.api.relay import Relay, unavailable
 from millstream.api.shown import Shown
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
-from millstream.shared.errors import ExpiredTask, SettingsError, UnknownTask
+from millstream.shared.errors import ExpiredTask, UnknownTask
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.redis_check import UnfitRedis, until_fit
 from millstream.shared.registry import (
@@ -152,7 +152,7 @@ class Pod:
             await refuse_other_shards(
                 self.scripts, shards=settings.shards, lease_s=settings.lease_s
             )
-        except (UnfitRedis, SettingsError, RedisError) as error:
+        except (UnfitRedis, RedisError) as error:
             logger.error("%s", error)
             self.unfit = True
             signal.raise_signal(signal.SIGTERM)

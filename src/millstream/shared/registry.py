@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from millstream.shared import keys
-from millstream.shared.errors import SettingsError
+from millstream.shared.redis_check import UnfitRedis
 from millstream.shared.scripts import Scripts
 from millstream.shared.states import WorkerState
 
@@ -80,14 +80,14 @@ async def refuse_other_shards(scripts: Scripts, *, shards: int, lease_s: float) 
     """Refuse to join a fleet that spreads its keys otherwise: tasks would be in nobody's reach.
 
     Raises:
-        SettingsError: a live process has another number of shards.
+        UnfitRedis: a live process has another number of shards.
         RedisError: Redis does not answer.
     """
     workers = await read_workers(scripts, lease_s=lease_s)
     apis = await read_apis(scripts, lease_s=lease_s)
     for member in (*workers, *apis):
         if member.shards != shards:
-            raise SettingsError(
+            raise UnfitRedis(
                 f"MILLSTREAM_SHARDS is {shards} here and {member.shards} at {member.id}, which "
                 "runs: set the same everywhere, and stop the whole fleet to change it"
             )

@@ -70,8 +70,8 @@ class Worker:
         """Work until told to stop; the process's exit code: 0 drained, 1 the engine failed.
 
         Raises:
-            SettingsError: the model cannot be loaded as set, or the fleet has other shards.
-            UnfitRedis: tasks are not safe in this Redis.
+            SettingsError: the model cannot be loaded as set.
+            UnfitRedis: tasks are not safe in this Redis, or its fleet has other shards.
         """
         async with AsyncExitStack() as stack:
             checking = asyncio.create_task(until_fit(self._settings.redis_url), name="check redis")
