@@ -92,6 +92,7 @@ class ClusterServers:
 
     def __init__(self, folder: Path, *, primaries: int = 3, replicas: int = 0) -> None:
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1500")
+        options += ("--cluster-require-full-coverage", "no")
         options += ("--repl-diskless-sync-delay", "0")
         # The bus's own default, 10,000 above the port, may be above what there is.
         self._buses = [free_port() for _ in range(primaries * (1 + replicas))]
@@ -179,7 +180,8 @@ class SentinelServers:
             f"sentinel down-after-milliseconds {SERVICE} 1000\n"
             f"sentinel failover-timeout {SERVICE} 5000\n"
         )
-        self.sentinel = Valkey(folder / "sentinel", port=free_port())
+        self.sentinel = Valkey(folder / "sentinel")
+        self._nobody = free_port()  # a Sentinel that was lost
         self.sentinel.command = [
             *(str(get_binary_path()), str(config), "--sentinel"),
             *("--port", str(self.sentinel.port), "--bind", "127.0.0.1"),
@@ -188,7 +190,8 @@ class SentinelServers:
 
     @property
     def url(self) -> str:
-        return f"redis+sentinel://127.0.0.1:{self.sentinel.port}/{SERVICE}"
+        sentinels = f"127.0.0.1:{self._nobody},127.0.0.1:{self.sentinel.port}"
+        return f"redis+sentinel://{sentinels}/{SERVICE}"
 
     def start(self) -> None:
         """Start all; return when the Sentinel knows the replica, so that a failover can succeed."""

@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from millstream.api.directory import Directory
 from millstream.api.relay import unavailable
@@ -23,6 +25,7 @@ MAX_IDEMPOTENCY_KEY = 255
 # How long a task may run unheard before its pod counts as dead; a pod that lost its subscription is
 # back in a fraction of it.
 ORPHAN_S = 15.0
+AWAY_S = 2.0  # how long the other shards get a shard's turns after it did not answer
 RETRY_AFTER_MOST_S = 120  # beyond that the estimate is a guess, and the caller should look again
 
 
@@ -47,6 +50,7 @@ class Admission:
         self._directory = directory
         self._settings = settings
         self._turn = 0
+        self._away_until: dict[int, float] = {}
 
     async def submit(
         self,
@@ -124,14 +128,16 @@ class Admission:
             self._turn += (
                 1  # shards in turn: their queues stay level; and where one is full, the next
             )
-            shards = [(self._turn + at) % count for at in range(count)]
+            now = time.monotonic()
+            turn = [(self._turn + at) % count for at in range(count)]
+            shards = [shard for shard in turn if self._away_until.get(shard, 0) <= now] or turn
         else:  # the same key must meet itself
             digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=8).digest()
             shards = [int.from_bytes(digest) % count]
         refused: list[Refused] = []
         for shard in shards:
-            answer = await self._scripts.submit(
-                Keys(shard),
+            answer = await self._try(
+                shard,
                 task_id=new_task_id(shard),
                 model=model,
                 caller=caller,
@@ -146,6 +152,14 @@ class Admission:
                 return answer
             refused.append(answer)
         return min(refused, key=lambda item: item.retry_after_s)
+
+    async def _try(self, shard: int, **task: Any) -> Submitted | Refused:
+        """Submit to a shard; one whose node is away is left out of the turns for a while."""
+        try:
+            return await self._scripts.submit(Keys(shard), **task)
+        except RedisError:
+            self._away_until[shard] = time.monotonic() + AWAY_S
+            raise
 
     def _check(
         self, sampling: SamplingParams, messages: tuple[Message, ...], prompt: str | None

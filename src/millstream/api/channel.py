@@ -86,7 +86,9 @@ class Channel:
     def _heard(self, payload: bytes) -> None:
         self._heard_at, self._unheard_since = time.monotonic(), None
         if payload == _PULSE:
-            self._shown.forget_old(self._shard)
+            # A Redis that takes messages may refuse writes still: until then all of it is kept.
+            if self._checked == self._session:
+                self._shown.forget_old(self._shard)
         else:
             self._on_events(payload)
 

@@ -192,18 +192,19 @@ class Feed:
         while True:
             await asyncio.sleep(PULSE_S)
             left, self._left = self._left, set()
-            try:
-                await self._unfollow([task_id for task_id in left if task_id not in self._readers])
-            except RedisError:
-                self._left |= left
-            await asyncio.gather(*(channel.prove() for channel in self._channels))
+            shards: dict[int, list[str]] = {}
+            for task_id in left - self._readers.keys():
+                shards.setdefault(shard_of(task_id) or 0, []).append(task_id)
+            await asyncio.gather(
+                *(self._unfollow(shard, group) for shard, group in shards.items()),
+                *(channel.prove() for channel in self._channels),
+            )
 
-    async def _unfollow(self, task_ids: list[str]) -> None:
-        shards: dict[int, list[str]] = {}
-        for task_id in task_ids:
-            shards.setdefault(shard_of(task_id) or 0, []).append(task_id)
-        for shard, group in shards.items():
-            await self._scripts.unfollow(Keys(shard), pod=self.pod_id, task_ids=group)
+    async def _unfollow(self, shard: int, task_ids: list[str]) -> None:
+        try:
+            await self._scripts.unfollow(Keys(shard), pod=self.pod_id, task_ids=task_ids)
+        except RedisError:
+            self._left.update(task_id for task_id in task_ids if task_id not in self._readers)
         for task_id in task_ids:  # a reader that came meanwhile has to follow again
             for reader in self._readers.get(task_id, ()):
                 reader.fall_behind()

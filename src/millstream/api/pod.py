@@ -22,12 +22,12 @@ from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import ExpiredTask, UnknownTask
 from millstream.shared.keys import APIS, Keys
-from millstream.shared.redis_check import UnfitRedis, until_fit
+from millstream.shared.redis_check import UnfitRedis
 from millstream.shared.registry import (
     ApiInfo,
     heartbeat_interval,
     heartbeat_ttl,
-    refuse_other_shards,
+    until_welcome,
 )
 from millstream.shared.schemas import Usage, shard_of, to_json
 from millstream.shared.scripts import Scripts
@@ -146,14 +146,17 @@ class Pod:
 
     async def check_store(self) -> None:
         """Leave if Redis, which was away when the pod started, comes up unfit, or not for us."""
-        settings = self.settings
         try:
-            await until_fit(settings.redis_url)
-            await refuse_other_shards(
-                self.scripts, shards=settings.shards, lease_s=settings.lease_s
-            )
-        except (UnfitRedis, RedisError) as error:
+            await until_welcome(self.settings)
+        except UnfitRedis as error:
             logger.error("%s", error)
+            self.unfit = True
+            signal.raise_signal(signal.SIGTERM)
+
+    def on_background_end(self, task: asyncio.Task[None]) -> None:
+        """A pod that cannot listen or beat any more has to be started again."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)
             self.unfit = True
             signal.raise_signal(signal.SIGTERM)
 
@@ -192,6 +195,8 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.check_store(), name="check redis"),
         ]
+        for task in background:
+            task.add_done_callback(pod.on_background_end)
         try:
             yield pod
         finally:

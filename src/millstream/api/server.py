@@ -10,10 +10,11 @@ from fastapi import FastAPI
 from millstream.api.app import create_app
 from millstream.api.http import BoundedHttp
 from millstream.api.pod import Pod
+from millstream.shared.address import mask_password
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.listener import bind, notice_vanished
 from millstream.shared.log import set_up_logging
-from millstream.shared.redis_check import UnfitRedis, mask_password, require_fit
+from millstream.shared.redis_check import UnfitRedis, require_fit
 from millstream.shared.settings import Settings
 
 # Above the 60 s after which nginx and most balancers drop an idle upstream connection: the side

@@ -5,11 +5,13 @@ failover to a replica). Whoever saw an event, saw it through a pod: so the pods 
 showed for a little longer than that, and write it again after each loss of the connection.
 """
 
+import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
@@ -21,6 +23,8 @@ logger = logging.getLogger(__name__)
 # Redis syncs its file once a second, and up to a second later when the disk is slow.
 KEEP_S = 3.0
 MOST_EVENTS = 512  # of one task; bounds what a reader that rushes through a long log leaves here
+
+AT_ONCE = 8  # calls; half the connections of the pod
 
 
 @dataclass(slots=True)
@@ -84,22 +88,38 @@ class Shown:
             for task_id, tail in self._tails.items()
             if shard_of(task_id) == shard
         }
-        stops = {
-            task_id: caller
-            for task_id, (_, caller) in self._stops.items()
-            if shard_of(task_id) == shard
-        }
+        stops = [task_id for task_id in self._stops if shard_of(task_id) == shard]
         changed: list[str] = []
-        for task_id, events in tails.items():
+
+        async def restore(task_id: str) -> None:
             answer = await self._scripts.restore(
-                Keys(shard), task_id=task_id, result_ttl_s=self._result_ttl_s, events=events
+                Keys(shard),
+                task_id=task_id,
+                result_ttl_s=self._result_ttl_s,
+                events=tails[task_id],
             )
             if answer == "other":
                 changed.append(task_id)
-        for task_id, caller in stops.items():
+
+        async def stop(task_id: str) -> None:
             await self._scripts.stop(
-                Keys(shard), task_id=task_id, caller=caller, result_ttl_s=self._result_ttl_s
+                Keys(shard),
+                task_id=task_id,
+                caller=self._stops[task_id][1],
+                result_ttl_s=self._result_ttl_s,
             )
+
+        work = [partial(restore, task_id) for task_id in tails]
+        work += [partial(stop, task_id) for task_id in stops]
+        for at in range(0, len(work), AT_ONCE):
+            await asyncio.gather(*(call() for call in work[at : at + AT_ONCE]))
+        # What has just been put back is as easily lost again as what was just told.
+        now = time.monotonic()
+        for task_id in tails.keys() & self._tails.keys():
+            batches = self._tails[task_id].batches
+            self._tails[task_id].batches = deque((now, batch) for _, batch in batches)
+        for task_id in stops:
+            self._stops[task_id] = (now, self._stops[task_id][1])
         if changed:
             logger.warning("Redis has lost events of %d tasks that were shown", len(changed))
         return changed

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from millstream.shared.address import mask_password
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.dead_letters import DeadLetter, DeadLetters
 from millstream.shared.errors import MillstreamError
 from millstream.shared.events import TOKEN
 from millstream.shared.keys import Keys
-from millstream.shared.redis_check import mask_password
 from millstream.shared.schemas import decode_request
 from millstream.shared.scripts import LogPage, Scripts
 from millstream.shared.settings import Settings

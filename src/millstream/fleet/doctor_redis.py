@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import redis.asyncio
-from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
+from millstream.shared.address import mask_password
+from millstream.shared.cluster import BoundedCluster
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.redis_check import (
@@ -20,7 +21,6 @@ from millstream.shared.redis_check import (
     check_eviction,
     check_topology,
     check_version,
-    mask_password,
     read_infos,
 )
 from millstream.shared.schemas import new_task_id
@@ -52,11 +52,14 @@ async def examine_redis(url: str) -> list[Finding]:
             infos = await read_infos(client)
         except ResponseError as error:
             findings.append(_warning("setup", f"cannot be looked at ({error}): allow INFO"))
+        except RedisError as error:
+            findings.append(_fault("setup", f"no primary answers ({error}): bring them back"))
         else:
             configs = await _read_configs(client)
             for server, info in infos.items():
                 findings += _check_server(server, info, configs.get(server, {}))
-            findings.append(await _check_cluster(anything, next(iter(infos.values())), url))
+            one = next(iter(infos))
+            findings.append(await _check_cluster(anything, infos[one], configs.get(one, {}), url))
         findings += [
             await _check_clock(anything),
             await _check_task(client),
@@ -160,28 +163,40 @@ def check_timeout(config: dict[str, str]) -> Finding:
 async def _read_configs(client: redis.asyncio.Redis) -> dict[str, dict[str, str]]:
     """What CONFIG tells, by server as in `read_infos`; hosted servers forbid it."""
     untyped: Any = client
-    names = ("appendfsync", "min-replicas-to-write", "timeout")
+    names = ("appendfsync", "min-replicas-to-write", "timeout", "cluster-require-full-coverage")
     try:
-        if isinstance(client, RedisCluster):
-            return await untyped.config_get(*names, target_nodes=RedisCluster.PRIMARIES)
-        return {"": await untyped.config_get(*names)}
-    except ResponseError:
+        if not isinstance(client, BoundedCluster):
+            return {"": await untyped.config_get(*names)}
+        return {
+            str(node.name): await untyped.config_get(*names, target_nodes=node)
+            for node in await client.primaries()
+        }
+    except RedisError:
         return {}
 
 
-async def _check_cluster(client: Any, info: Info, url: str) -> Finding:
+async def _check_cluster(client: Any, info: Info, config: dict[str, str], url: str) -> Finding:
     if not int(info.get("cluster_enabled", 0)):
         return _ok("cluster", "one server, no cluster mode")
     topology = check_topology(info, url)
     if topology.verdict is Verdict.FAULT:
         return _fault("cluster", topology.text)
-    state: dict[str, str] = await client.cluster_info()
+    try:
+        state: dict[str, str] = await client.cluster_info()
+    except RedisError as error:
+        return _fault("cluster", f"CLUSTER INFO fails ({error}): allow it, or bring the node back")
     covered = int(state.get("cluster_slots_ok", 0))
     if state.get("cluster_state") != "ok" or covered != SLOTS:
         return _fault(
             "cluster",
             f"state {state.get('cluster_state')}, {covered} of {SLOTS} slots served: bring its "
             "primaries back, or assign the slots anew",
+        )
+    if config.get("cluster-require-full-coverage") == "yes":
+        return _warning(
+            "cluster",
+            f"all {SLOTS} slots are served, but all stop while one primary is away: set "
+            "cluster-require-full-coverage no",
         )
     return _ok("cluster", f"all {SLOTS} slots are served")
 

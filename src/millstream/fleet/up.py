@@ -160,8 +160,9 @@ class Fleet:
         return valkey
 
     async def _check_redis(self, url: str) -> None:
+        from millstream.shared.address import mask_password
         from millstream.shared.connection import RedisError
-        from millstream.shared.redis_check import mask_password, require_fit
+        from millstream.shared.redis_check import require_fit
 
         try:
             await require_fit(url)

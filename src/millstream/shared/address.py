@@ -10,12 +10,14 @@
 `?sentinel_username=…&sentinel_password=…` are the Sentinels' own.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 SINGLE_SCHEMES = ("redis", "rediss", "unix")
+_OPTIONS = ("username", "password", "client_name", "sentinel_username", "sentinel_password")
 
 
 class Topology(StrEnum):
@@ -60,6 +62,9 @@ def parse_address(url: str) -> RedisAddress:
     default_port = 6379 if topology == "cluster" else 26379
     nodes = tuple(_node(host, default_port) for host in hosts.split(","))
     login: dict[str, Any] = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    for key in login:
+        if key not in _OPTIONS and not key.startswith("ssl_"):
+            raise ValueError(f"has an option that is not known: {key}")
     name, colon, password = user.partition(":")
     if name:
         login["username"] = unquote(name)
@@ -72,6 +77,7 @@ def parse_address(url: str) -> RedisAddress:
         for key in ("sentinel_username", "sentinel_password")
         if key in login
     }
+    sentinel_login |= {key: value for key, value in login.items() if key.startswith("ssl")}
     path = [unquote(part) for part in parts.path.split("/") if part]
     if topology == "cluster":
         if path not in ([], ["0"]):
@@ -87,7 +93,7 @@ def parse_address(url: str) -> RedisAddress:
         nodes,
         service=path[0],
         login=login,
-        sentinel_login={**sentinel_login, **({"ssl": True} if plain == "rediss" else {})},
+        sentinel_login=sentinel_login,
     )
 
 
@@ -96,3 +102,9 @@ def _node(text: str, default_port: int) -> tuple[str, int]:
     if not parts.hostname:
         raise ValueError("names no host")
     return parts.hostname, parts.port or default_port
+
+
+def mask_password(url: str) -> str:
+    """The URL, fit to be shown; also one that is no URL."""
+    shown = re.sub(r"(://[^:@/]*:).*@", r"\1***@", url)
+    return re.sub(r"((?:^|[?&])\w*password=)[^&]*", r"\1***", shown)

@@ -1,6 +1,7 @@
 """The client of a Redis Cluster, which fails in the ways that a client of one server does."""
 
 import asyncio
+import re
 from typing import Any
 
 import redis.asyncio
@@ -14,13 +15,17 @@ from redis.exceptions import (
 
 from millstream.shared.address import RedisAddress
 
+MOST_CONNECTIONS = 2**16
+# What redis-py raises besides RedisErrors; the last three while a cluster has no slots yet.
+_ODD = (RedisClusterException, IndexError, KeyError, AttributeError)
+
 
 class BoundedCluster(redis.asyncio.RedisCluster):
     """redis-py's cluster client, but calls wait for their turn, and all errors are RedisErrors.
 
     Args:
         address: The cluster's.
-        calls: How many calls may be under way at once.
+        calls: How many calls may be under way at once, for each hash tag.
         wait_s: How long one waits for its turn before it fails like an absent Redis.
         options: redis-py's, for client and connections.
     """
@@ -33,20 +38,37 @@ class BoundedCluster(redis.asyncio.RedisCluster):
             require_full_coverage=False,
             # One MOVED moves one slot; asking anew each fifth time would cut calls under way.
             reinitialize_steps=0,
-            max_connections=calls + 4,  # its own questions about the topology come on top
+            max_connections=MOST_CONNECTIONS,  # never reached: `calls` bounds them
             **address.login,
             **options,
         )
         self._wait_s = wait_s
-        self._room = asyncio.Semaphore(calls)
+        self._calls = calls
+        self._room: dict[str, asyncio.Semaphore] = {}
         self._seeds = list(self.startup_nodes)
 
+    async def primaries(self) -> list[ClusterNode]:
+        """The nodes that are written to.
+
+        Raises:
+            RedisError: no node answers.
+        """
+        try:
+            await self.initialize()
+        except _ODD as error:
+            raise self._usual(error) from error
+        return self.get_primaries()
+
     async def home_of(self, name: str) -> tuple[str, int]:
-        """Host and port of the primary that has a key or a sharded channel."""
+        """Host and port of the primary that has a key or a sharded channel.
+
+        Raises:
+            RedisError: none has it, or no node answers.
+        """
         try:
             await self.initialize()
             node = self.get_node_from_key(name)
-        except RedisClusterException as error:
+        except _ODD as error:
             raise self._usual(error) from error
         if node is None:
             raise RedisConnectionError(f"no node of the cluster has {name}")
@@ -54,21 +76,24 @@ class BoundedCluster(redis.asyncio.RedisCluster):
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command on the node it belongs to."""
+        # A tag each, since a node that is silent must not take the places of all others' calls.
+        tag = next((match[0] for arg in args[:8] if (match := _find_tag(arg))), "")
+        room = self._room.setdefault(tag, asyncio.Semaphore(self._calls))
         try:
             async with asyncio.timeout(self._wait_s):
-                await self._room.acquire()
+                await room.acquire()
         except TimeoutError:
             raise RedisConnectionError("No connection available.") from None
         try:
             return await super().execute_command(*args, **kwargs)
-        except RedisClusterException as error:
+        except _ODD as error:
             raise self._usual(error) from error
         except RuntimeError as error:  # uvloop's word for a connection that was just reset
             raise RedisConnectionError(str(error)) from error
         finally:
-            self._room.release()
+            room.release()
 
-    def _usual(self, error: RedisClusterException) -> RedisError:
+    def _usual(self, error: Exception) -> RedisError:
         """The same as an error of the client's usual kind, which these are not.
 
         Also puts the given nodes back in: those found later may all have got new addresses.
@@ -78,3 +103,7 @@ class BoundedCluster(redis.asyncio.RedisCluster):
         for node in self._seeds:
             self.nodes_manager.startup_nodes.setdefault(node.name, node)
         return RedisConnectionError(str(error))
+
+
+def _find_tag(argument: Any) -> re.Match[str] | None:
+    return re.match(r"\{[^}]*\}", argument) if isinstance(argument, str) else None

@@ -1,8 +1,9 @@
 """Opening Redis the way this project needs it, and telling its failures apart."""
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
 import redis.asyncio
@@ -41,6 +42,7 @@ POOL_SIZE = 16
 CALL_S = 3.5
 # While two servers think that they are the master, what the old one is told is lost to the new.
 MASTER_LOOK_S = 0.5
+SENTINEL_S = 0.5
 
 # redis-py leaves the keywords of these untyped.
 _BlockingPool: Any = redis.asyncio.BlockingConnectionPool
@@ -211,12 +213,14 @@ class _Master:
     check_connection = False
 
     def __init__(self, address: RedisAddress) -> None:
+        # In another order each time, and each asked once: the first may be on the lost machine.
         self._sentinels: Any = _Sentinels(
-            address.nodes,
+            random.sample(address.nodes, len(address.nodes)),
             sentinel_kwargs={
                 **address.sentinel_login,
-                **_tcp(),
-                "socket_timeout": CONNECT_TIMEOUT_S,
+                "socket_connect_timeout": SENTINEL_S,
+                "socket_timeout": SENTINEL_S,
+                "retry": Retry(NoBackoff(), 0),
             },
         )
         self._service = address.service
@@ -234,9 +238,10 @@ class _Master:
                 now = await self.get_master_address()
             except (RedisError, *TRANSIENT_ERRORS):
                 continue
-            if last is not None and now != last:
-                await pool.disconnect()
-            last = now
+            previous, last = last, now
+            if previous is not None and now != previous:
+                with suppress(RedisError, *TRANSIENT_ERRORS):  # one is told off, all are closed
+                    await pool.disconnect()
 
     async def aclose(self) -> None:
         await self._sentinels.aclose()

@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis.asyncio
-from redis.asyncio import RedisCluster
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
-from millstream.shared.address import Topology, parse_address
+from millstream.shared.address import Topology, mask_password, parse_address
+from millstream.shared.cluster import BoundedCluster
 from millstream.shared.connection import is_transient, open_redis
 from millstream.shared.errors import MillstreamError
 
@@ -97,15 +95,25 @@ def check_topology(info: Info, url: str) -> Finding:
 
 
 async def read_infos(client: redis.asyncio.Redis) -> dict[str, Info]:
-    """INFO of the server, or of each primary of a cluster by its address.
+    """INFO of the server, or of each primary of a cluster that answers, by its address.
 
     Raises:
-        RedisError: one of them does not answer.
+        RedisError: none answers.
     """
     untyped: Any = client  # redis-py's types leave this call half unknown
-    if isinstance(client, RedisCluster):
-        return await untyped.info(target_nodes=RedisCluster.PRIMARIES)
-    return {"": await untyped.info()}
+    if not isinstance(client, BoundedCluster):
+        return {"": await untyped.info()}
+    infos: dict[str, Info] = {}
+    failure: RedisError | None = None
+    for node in await client.primaries():
+        try:
+            infos[str(node.name)] = await untyped.info(target_nodes=node)
+        except RedisError as error:
+            failure = error
+            logger.warning("%s does not answer: %s", node.name, error)
+    if failure is not None and not infos:
+        raise failure
+    return infos
 
 
 def refuse_unfit(info: Info, url: str) -> None:
@@ -162,10 +170,3 @@ async def until_fit(url: str) -> None:
                 logger.warning("waiting for Redis at %s: %s", mask_password(url), error)
         await asyncio.sleep(delay)
         delay = min(2 * delay, _RETRY_MOST_S)
-
-
-def mask_password(url: str) -> str:
-    """The URL, fit to be shown."""
-    password = urlsplit(url).password
-    shown = url.replace(f":{password}@", ":***@", 1) if password else url
-    return re.sub(r"((?:^|[?&])\w*password=)[^&]*", r"\1***", shown)

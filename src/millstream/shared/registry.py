@@ -1,13 +1,19 @@
 """Who is in the fleet: each process says so by heartbeats, and everyone can read the roster."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from millstream.shared import keys
-from millstream.shared.redis_check import UnfitRedis
+from millstream.shared.address import mask_password
+from millstream.shared.connection import RedisError, is_transient, open_redis
+from millstream.shared.redis_check import UnfitRedis, until_fit
 from millstream.shared.scripts import Scripts
+from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
+
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,18 +82,33 @@ def has_ready_worker(workers: Sequence[WorkerInfo]) -> bool:
     return any(worker.state == WorkerState.READY for worker in workers)
 
 
-async def refuse_other_shards(scripts: Scripts, *, shards: int, lease_s: float) -> None:
-    """Refuse to join a fleet that spreads its keys otherwise: tasks would be in nobody's reach.
+async def until_welcome(settings: Settings) -> None:
+    """Return once Redis has been found fit, and its fleet one to join; waits for one that is away.
 
     Raises:
-        UnfitRedis: a live process has another number of shards.
-        RedisError: Redis does not answer.
+        UnfitRedis: tasks are not safe there, or would be in nobody's reach: a live process spreads
+            its keys over another number of shards.
     """
-    workers = await read_workers(scripts, lease_s=lease_s)
-    apis = await read_apis(scripts, lease_s=lease_s)
+    delay = _RETRY_FIRST_S
+    while True:
+        try:
+            await until_fit(settings.redis_url)
+            async with open_redis(settings.redis_url, pool_size=2) as client:
+                return await _refuse_other_shards(Scripts(client), settings)
+        except RedisError as error:
+            if not is_transient(error):
+                shown = mask_password(settings.redis_url)
+                raise UnfitRedis(f"{shown}: {error}") from error
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, _RETRY_MOST_S)
+
+
+async def _refuse_other_shards(scripts: Scripts, settings: Settings) -> None:
+    workers = await read_workers(scripts, lease_s=settings.lease_s)
+    apis = await read_apis(scripts, lease_s=settings.lease_s)
     for member in (*workers, *apis):
-        if member.shards != shards:
+        if member.shards != settings.shards:
             raise UnfitRedis(
-                f"MILLSTREAM_SHARDS is {shards} here and {member.shards} at {member.id}, which "
-                "runs: set the same everywhere, and stop the whole fleet to change it"
+                f"MILLSTREAM_SHARDS is {settings.shards} here and {member.shards} at {member.id}, "
+                "which runs: set the same everywhere, and stop the whole fleet to change it"
             )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from millstream.shared.address import Topology, parse_address
+from millstream.shared.address import Topology, mask_password, parse_address
 from millstream.shared.errors import SettingsError
 
 PREFIX = "MILLSTREAM_"
@@ -170,7 +170,9 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         first = error.errors(include_url=False)[0]
         name = PREFIX + str(first["loc"][0]).upper()
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise SettingsError(f"{name}={first['input']!r}: {message}") from None
+        given = first["input"]
+        shown = mask_password(given) if isinstance(given, str) else given
+        raise SettingsError(f"{name}={shown!r}: {message}") from None
 
 
 def _names_in_use() -> set[str]:

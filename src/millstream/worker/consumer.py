@@ -16,6 +16,7 @@ from millstream.worker.runner import Runner
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
+ASK_AGAIN_S = 0.5
 POLL_MOST_S = 1.0  # bounds what a lost bell costs
 HOLD_LEASES = 0.5  # two renewals: one may meet a connection that is not yet made again
 
@@ -88,10 +89,12 @@ class Consumer:
             if shard.retry_at > now:
                 continue
             try:
-                more |= await self._claim(
-                    shard, free=free, sweep=wanted and not shard.held(now), rung=rung
-                )
-            except RedisError as error:
+                # One that was away must not hold up the others each time it is asked again.
+                async with asyncio.timeout(ASK_AGAIN_S if shard.recover else None):
+                    more |= await self._claim(
+                        shard, free=free, sweep=wanted and not shard.held(now), rung=rung
+                    )
+            except (RedisError, TimeoutError) as error:
                 if not is_transient(error):
                     logger.error("claim was refused: %s", error)
                 shard.failed()

@@ -11,8 +11,7 @@ from contextlib import AsyncExitStack
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.keys import Keys
-from millstream.shared.redis_check import until_fit
-from millstream.shared.registry import WorkerInfo, refuse_other_shards
+from millstream.shared.registry import WorkerInfo, until_welcome
 from millstream.shared.scripts import STALE, Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
@@ -74,7 +73,7 @@ class Worker:
             UnfitRedis: tasks are not safe in this Redis, or its fleet has other shards.
         """
         async with AsyncExitStack() as stack:
-            checking = asyncio.create_task(until_fit(self._settings.redis_url), name="check redis")
+            checking = asyncio.create_task(until_welcome(self._settings), name="check redis")
             stack.push_async_callback(cancel_until_done, [checking])
             # Before anything is loaded, if Redis answers; else while it is.
             await asyncio.wait({checking}, timeout=_LOOK_S)
@@ -91,11 +90,7 @@ class Worker:
             if not await self._shutdown.first(checking):
                 return 0
             checking.result()
-            scripts = Scripts(client)
-            await refuse_other_shards(
-                scripts, shards=self._settings.shards, lease_s=self._settings.lease_s
-            )
-            await self._work(scripts, lease, self._info)
+            await self._work(Scripts(client), lease, self._info)
         return 0 if self._engine_fault is None else 1
 
     def _start_lease(self) -> LeaseKeeper:

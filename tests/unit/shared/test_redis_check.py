@@ -7,11 +7,11 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.support.local_fleet import free_port
 
+from millstream.shared.address import mask_password
 from millstream.shared.redis_check import (
     UnfitRedis,
     check_eviction,
     check_version,
-    mask_password,
     require_fit,
     until_fit,
 )
