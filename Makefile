@@ -10,6 +10,8 @@ PIP_ARGS =
 # Options for the command in `make run` and `make chaos`, and for pytest in `make test`.
 ARGS =
 PYTEST_ARGS =
+# Tests wait for leases, restarts and starts most of the time: two files at once, also on two cores.
+AT_ONCE = -n 2 --dist loadfile
 # How often `make faults` repeats each fault.
 RUNS = 20
 # How many orders of steps `make nightly` tries.
@@ -37,13 +39,13 @@ run: .venv/.installed ## a fleet on this machine, with the bundled model; ARGS="
 install: .venv/.installed ## .venv with everything; PIP_ARGS="…" goes to pip
 
 test: .venv/.tested ## every test that needs no GPU; PYTEST_ARGS="-k resume"
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(AT_ONCE) $(PYTEST_ARGS)
 
 test-cluster: .venv/.tested ## the same on a Redis Cluster, without the model and the images
-	TEST_REDIS=cluster $(BIN)/python -m pytest -m 'not model and not images' $(PYTEST_ARGS)
+	TEST_REDIS=cluster $(BIN)/python -m pytest $(AT_ONCE) -m 'not model and not images' $(PYTEST_ARGS)
 
 test-sentinel: .venv/.tested ## the same on a master, its replica and a Sentinel
-	TEST_REDIS=sentinel $(BIN)/python -m pytest -m 'not model and not images' $(PYTEST_ARGS)
+	TEST_REDIS=sentinel $(BIN)/python -m pytest $(AT_ONCE) -m 'not model and not images' $(PYTEST_ARGS)
 
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)

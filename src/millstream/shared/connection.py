@@ -75,15 +75,18 @@ def is_transient(error: BaseException) -> bool:
 
 @asynccontextmanager
 async def open_redis(
-    url: str, *, pool_size: int = POOL_SIZE
+    url: str, *, pool_size: int = POOL_SIZE, retries: int = 1
 ) -> AsyncGenerator[redis.asyncio.Redis]:
-    """A client whose calls fail within seconds and are tried once more, for blind retries are safe.
+    """A client whose calls fail within seconds and are tried once more.
+
+    Blind retries are safe for all steps but one: what the lost answer to a claim gave would be
+    nobody's until its lease lapsed. Whoever claims has no `retries` and asks what is its own.
 
     Waits for a free connection for `POOL_WAIT_S` at most, then fails like an absent Redis. A
     cluster's client has the commands of a server's and is no subclass of it; nobody needs to know.
     """
     address = parse_address(url)
-    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), 1, supported_errors=_RETRIED)
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries, supported_errors=_RETRIED)
     if address.topology is Topology.CLUSTER:
         async with _open_cluster(address, calls=pool_size, retry=retry) as cluster:
             yield cast(redis.asyncio.Redis, cluster)

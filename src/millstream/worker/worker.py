@@ -90,7 +90,10 @@ class Worker:
             if not await self._shutdown.first(checking):
                 return 0
             checking.result()
-            await self._work(Scripts(client), lease, self._info)
+            claims = await stack.enter_async_context(
+                open_redis(self._settings.redis_url, pool_size=1, retries=0)
+            )
+            await self._work(Scripts(client), Scripts(claims), lease, self._info)
         return 0 if self._engine_fault is None else 1
 
     def _start_lease(self) -> LeaseKeeper:
@@ -106,7 +109,9 @@ class Worker:
         lease.start()
         return lease
 
-    async def _work(self, scripts: Scripts, lease: LeaseKeeper, info: EngineInfo) -> None:
+    async def _work(
+        self, scripts: Scripts, claims: Scripts, lease: LeaseKeeper, info: EngineInfo
+    ) -> None:
         """Claim, run and publish until told to stop, then hand over."""
         settings = self._settings
         publishers = self._publishers = [
@@ -132,7 +137,7 @@ class Worker:
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),
         )
-        consumer = Consumer(scripts, runner, settings, worker_id=self.id)
+        consumer = Consumer(claims, runner, settings, worker_id=self.id)
         controls = [
             control_subscription(
                 settings.redis_url,
