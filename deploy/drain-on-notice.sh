@@ -2,7 +2,7 @@
 # Runs a command, and drains it when this machine's end is announced: spot and preemptible machines
 # give notice some time before they are taken away.
 #
-#   NOTICE='curl -fs http://…' deploy/drain-on-notice.sh millstream worker
+#   NOTICE='curl -fs $NOTICE_URL' deploy/drain-on-notice.sh millstream worker
 #
 #   NOTICE          a shell command that succeeds once the end has been announced
 #   NOTICE_EVERY_S  how often to ask (5)

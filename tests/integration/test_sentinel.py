@@ -56,7 +56,7 @@ async def test_streams_survive_a_failover(
         for reader in readers:
             frames = await reader
             sse.check_native(frames)
-            assert frames[-1].event == "completed"
+            assert frames[-1].event == "completed", frames[-1]
             assert len(sse.native_text(frames).split()) == 100
 
         async def accepted() -> bool:
