@@ -234,15 +234,18 @@ class _Master:
 
     async def watch(self, pool: Any) -> None:
         """Leave a master that is one no more: it can be seconds until it is told so itself."""
-        last = None
+        last, leaving = None, 0
         while True:
             await asyncio.sleep(MASTER_LOOK_S)
             try:
                 now = await self.get_master_address()
             except (RedisError, *TRANSIENT_ERRORS):
                 continue
-            previous, last = last, now
-            if previous is not None and now != previous:
+            if last is not None and now != last:
+                leaving = 2  # again next time: a connection may have been on its way to the old one
+            last = now
+            if leaving:
+                leaving -= 1
                 with suppress(RedisError, *TRANSIENT_ERRORS):  # one is told off, all are closed
                     await pool.disconnect()
 
