@@ -186,7 +186,7 @@ async def _open_server(
         tls = login.pop("ssl", False)
         master = _Master(address)
         pool = _BlockingPool(
-            connection_class=SentinelManagedSSLConnection if tls else SentinelManagedConnection,
+            connection_class=_MasterSSLConnection if tls else _MasterConnection,
             connection_pool=master,
             **login,
             **options,
@@ -207,6 +207,30 @@ async def _open_server(
 
 def _tcp() -> dict[str, Any]:
     return {"socket_connect_timeout": CONNECT_TIMEOUT_S, "socket_keepalive": True}
+
+
+class _AsksAgain:
+    """Mixed into connections to a master: one that was cut asks anew where the master is.
+
+    redis-py connects again to where it was when it sends a call once more, and would so stay with
+    a master that has just been left.
+    """
+
+    async def connect_check_health(self, *args: Any, **options: Any) -> None:
+        """As redis-py's."""
+        untyped: Any = self
+        if not untyped.is_connected:
+            untyped.host, untyped.port = await untyped.connection_pool.get_master_address()
+        base: Any = super()
+        await base.connect_check_health(*args, **options)
+
+
+class _MasterConnection(_AsksAgain, SentinelManagedConnection):
+    pass
+
+
+class _MasterSSLConnection(_AsksAgain, SentinelManagedSSLConnection):
+    pass
 
 
 class _Master:
