@@ -126,7 +126,6 @@ class Client:
                 ):
                     if answer.status_code == 200:
                         await _read_native(connection, answer)
-                        history.ended = connection.done
                         if connection.error is not None:
                             history.troubles.append(f"stream ended with {connection.error}")
                     elif answer.status_code == 204:
@@ -138,6 +137,7 @@ class Client:
             history.troubles.append(f"a stream was silent for {SILENCE_S:g} s")
         except _CUT as error:
             history.retried[type(error).__name__] += 1
+        history.ended = connection.done  # also where it was cut off right after the last event
         if not history.ended:
             await self._pause()
 
