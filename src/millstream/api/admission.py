@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
@@ -55,7 +56,7 @@ class Admission:
     async def submit(
         self,
         *,
-        caller: str,
+        caller: Caller,
         model: str | None,
         sampling: SamplingParams,
         messages: tuple[Message, ...] = (),
@@ -67,7 +68,7 @@ class Admission:
         """Check and store a task.
 
         Args:
-            caller: Whose task it is.
+            caller: Whose task it is; one that may not use the model is told there is none.
             model: Name, or None while the fleet serves just one.
             sampling: How to choose tokens.
             messages: A conversation, or
@@ -92,10 +93,10 @@ class Admission:
                 param="Idempotency-Key",
             )
         try:
-            name = await self._directory.resolve(model)
+            name = await self._directory.resolve(model, allowed=caller.models)
             request = TaskRequest(name, messages, prompt, sampling)
             answer = await self._submit(
-                name, caller, request, idempotency_key, body, attached=attached
+                name, caller.id, request, idempotency_key, body, attached=attached
             )
         except RedisError as error:
             raise unavailable(error) from error

@@ -75,11 +75,11 @@ class Directory:
         await self._refresh(FRESH_S)
         return bool(self._remembered)
 
-    async def resolve(self, name: str | None) -> str:
-        """The model a request means.
+    async def resolve(self, name: str | None, *, allowed: frozenset[str] | None = None) -> str:
+        """The model a request means, out of those allowed (None: all).
 
         Raises:
-            UnknownModel: the fleet knows others, not this one.
+            UnknownModel: the fleet knows others, not this one, or it is not allowed.
             NoWorker: the fleet knows none at all yet.
             InvalidRequest: none was named, and there are several.
         """
@@ -87,13 +87,22 @@ class Directory:
         if name is not None and name not in self._known():
             await self._refresh(MISS_S)
         known = self._known()
-        if name is not None and name in known:
-            return name
         if not known:
             raise NoWorker(f"No worker has joined the fleet yet (see {MODELS}).", retry_after_s=5)
+        if allowed is not None:
+            known &= allowed
         if name is not None:
-            raise UnknownModel(f"The model {name[:200]!r} does not exist.", param="model")
-        live = {worker.model for worker in self._workers} or known
+            if name in known:
+                return name
+            raise UnknownModel(
+                f"The model {name[:200]!r} does not exist, or this key may not use it."
+                if allowed is not None
+                else f"The model {name[:200]!r} does not exist.",
+                param="model",
+            )
+        live = {worker.model for worker in self._workers} & known or known
+        if not live:
+            raise UnknownModel("No model of this fleet may be used with this key.", param="model")
         if len(live) > 1:
             raise InvalidRequest(
                 f"model must be one of: {', '.join(sorted(live))}.",

@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends
+from starlette.requests import HTTPConnection
 
 from millstream.api.admission import Accepted, Admission
 from millstream.api.directory import Directory
@@ -36,7 +37,6 @@ from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
-ANONYMOUS = "anonymous"
 STOP_TRIES = 20
 STOP_PAUSE_S = 0.5
 CLOSING_LOOK_S = 1.0
@@ -210,15 +210,10 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
                 logger.debug("could not leave the roster: %s", error)
 
 
-def pod_of(request: Request) -> Pod:
-    """The pod a request came to (a FastAPI dependency)."""
-    return request.app.state.pod
-
-
-def caller_of(request: Request) -> str:
-    """Whose request it is (a FastAPI dependency); everyone's, while there are no keys."""
-    return ANONYMOUS
+# Asynchronous, though it waits for nothing: FastAPI sends a plain function to a thread.
+async def pod_of(connection: HTTPConnection) -> Pod:
+    """The pod a request or a WebSocket came to (a FastAPI dependency)."""
+    return connection.app.state.pod
 
 
 CurrentPod = Annotated[Pod, Depends(pod_of)]
-Caller = Annotated[str, Depends(caller_of)]

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api.admission import Accepted
+from millstream.api.auth.dependencies import CurrentCaller
 from millstream.api.body import largest_body, read_body
 from millstream.api.errors import error_object, failed_task
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import ChatCompletionRequest
-from millstream.api.pod import Caller, CurrentPod, Pod
+from millstream.api.pod import CurrentPod, Pod
 from millstream.api.routes.openapi import json_body
 from millstream.api.streams import (
     CLOSING_SILENCE_S,
@@ -43,7 +44,7 @@ NO_RETRY = {"x-should-retry": "false"}
 async def create_chat_completion(
     request: Request,
     pod: CurrentPod,
-    caller: Caller,
+    caller: CurrentCaller,
 ) -> Response:
     """An answer to a conversation, whole or as a stream."""
     limit = largest_body(pod.settings.max_prompt_chars)
@@ -64,11 +65,11 @@ async def create_chat_completion(
     task_id, created = accepted.task_id, int(time.time())
     headers = {"x-task-id": task_id}
     silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
-    events = pod.relay.events(task_id, caller, after=0, tick_s=silence.tick_s)
+    events = pod.relay.events(task_id, caller.id, after=0, tick_s=silence.tick_s)
     if not body.stream:
-        return await _whole(request, pod, accepted, caller, events)
+        return await _whole(request, pod, accepted, caller.id, events)
 
-    first = await _first_word(pod, accepted, caller, events)
+    first = await _first_word(pod, accepted, caller.id, events)
     if first.done() and not first.exception() and (batch := first.result()):
         refused = _refused(batch[0])
         if refused is not None:
@@ -83,7 +84,7 @@ async def create_chat_completion(
     return event_stream(
         pod,
         chat_stream(
-            pod, accepted, caller, chunks=chunks, events=_after(first, events), silence=silence
+            pod, accepted, caller.id, chunks=chunks, events=_after(first, events), silence=silence
         ),
         headers,
     )

@@ -4,6 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from millstream.api.auth.caller import Caller
+from millstream.api.auth.dependencies import CurrentCaller
 from millstream.api.pod import CurrentPod, Pod
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
@@ -16,24 +18,25 @@ def _model(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "millstream"}
 
 
-async def _served(pod: Pod) -> dict[str, int]:
+async def _served(pod: Pod, caller: Caller) -> dict[str, int]:
     try:
-        return await pod.directory.served()
+        served = await pod.directory.served()
     except RedisError as error:
         raise unavailable(error) from error
+    return {name: since for name, since in served.items() if caller.may_use(name)}
 
 
 @router.get("/v1/models")
-async def list_models(pod: CurrentPod) -> dict[str, Any]:
-    """The models that live workers serve."""
-    served = await _served(pod)
+async def list_models(pod: CurrentPod, caller: CurrentCaller) -> dict[str, Any]:
+    """The models that live workers serve and the caller may use."""
+    served = await _served(pod, caller)
     return {"object": "list", "data": [_model(name, served[name]) for name in sorted(served)]}
 
 
 @router.get("/v1/models/{name:path}")
-async def get_model(name: str, pod: CurrentPod) -> dict[str, Any]:
-    """One model that live workers serve."""
-    served = await _served(pod)
+async def get_model(name: str, pod: CurrentPod, caller: CurrentCaller) -> dict[str, Any]:
+    """One of them."""
+    served = await _served(pod, caller)
     if name not in served:
         raise UnknownModel(f"The model {name[:200]!r} does not exist.", param="model")
     return _model(name, served[name])

@@ -6,10 +6,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from millstream.api.auth.dependencies import CurrentCaller
 from millstream.api.body import largest_body, read_body
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import TaskBody
-from millstream.api.pod import Caller, CurrentPod
+from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
 from millstream.api.streams import event_stream, native_stream
@@ -29,7 +30,7 @@ _EVENT_ID = re.compile(r"\d{1,15}", re.ASCII)
 async def create_task(
     request: Request,
     pod: CurrentPod,
-    caller: Caller,
+    caller: CurrentCaller,
 ) -> JSONResponse:
     """Take a task; it runs to its end whether anyone reads or not."""
     limit = largest_body(pod.settings.max_prompt_chars)
@@ -48,7 +49,7 @@ async def create_task(
     )
     task_id, status = accepted.task_id, TaskState.QUEUED
     if accepted.known:
-        page = await pod.relay.page(task_id, caller, after=0, count=1)
+        page = await pod.relay.page(task_id, caller.id, after=0, count=1)
         status = page.state
     answer = {
         "task_id": task_id,
@@ -65,10 +66,10 @@ async def create_task(
 async def get_task(
     task_id: str,
     pod: CurrentPod,
-    caller: Caller,
+    caller: CurrentCaller,
 ) -> dict[str, Any]:
     """How a task stands, with its text so far."""
-    page = await pod.relay.page(task_id, caller, after=0)  # also says whose it is
+    page = await pod.relay.page(task_id, caller.id, after=0)  # also says whose it is
     try:
         fields = await pod.scripts.task_fields(Keys(shard_of(task_id) or 0), task_id)
     except RedisError as error:
@@ -80,7 +81,7 @@ async def get_task(
         last = page.events[-1]
         if last.terminal:
             break
-        page = await pod.relay.page(task_id, caller, after=last.seq)
+        page = await pod.relay.page(task_id, caller.id, after=last.seq)
     state = TaskState(last.kind) if last is not None and last.terminal else page.state
     usage = Usage(int(fields.get("prompt_tokens", 0)), int(fields.get("tokens", 0)))
     body = last.body if last is not None and last.terminal else {}
@@ -108,7 +109,7 @@ def _seconds(milliseconds: str | None) -> float | None:
 async def stream_task(
     task_id: str,
     pod: CurrentPod,
-    caller: Caller,
+    caller: CurrentCaller,
     last_event_id: Annotated[str | None, Query()] = None,
     last_event_id_header: Annotated[str | None, Header(alias="last-event-id")] = None,
 ) -> Response:
@@ -120,7 +121,7 @@ async def stream_task(
             "The last event id must be the number of an event.", param="last_event_id"
         )
     after = int(given)
-    page = await pod.relay.page(task_id, caller, after=after, count=1)
+    page = await pod.relay.page(task_id, caller.id, after=after, count=1)
     if after > page.seq:
         raise EventOutOfRange(
             f"The log ends at event {page.seq}; {after} is ahead of it.", param="last_event_id"
@@ -129,7 +130,7 @@ async def stream_task(
         return Response(status_code=204)
     queued = page.state == TaskState.QUEUED
     return event_stream(
-        pod, native_stream(pod, task_id, caller, after=after, model=page.model, queued=queued)
+        pod, native_stream(pod, task_id, caller.id, after=after, model=page.model, queued=queued)
     )
 
 
@@ -138,8 +139,8 @@ async def stream_task(
 async def stop_task(
     task_id: str,
     pod: CurrentPod,
-    caller: Caller,
+    caller: CurrentCaller,
 ) -> dict[str, Any]:
     """End a task now; one that has ended stays as it was."""
-    state, usage = await pod.stop(task_id, caller)
+    state, usage = await pod.stop(task_id, caller.id)
     return {"task_id": task_id, "status": state, "usage": usage.to_dict()}
