@@ -1,45 +1,22 @@
-"""Typed callers of the atomic steps; each is one script in `lua/`, and each may be sent again.
+"""Typed callers of a task's atomic steps; each is one script in `lua/`, and may be sent again."""
 
-A script is `lua/<name>.lua` with `lua/lib.lua` put in after its first line. A server is sent its
-hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), its text.
-"""
-
-import asyncio
-import hashlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
 
 from millstream.shared import keys
-from millstream.shared.connection import CALL_S
 from millstream.shared.events import Event, decode_log
 from millstream.shared.keys import Keys
+from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.states import TaskState
 
 STALE, ENDED, MISSING = -1, -2, -3
 """What append answers instead of an event number."""
 
 _pack = msgspec.msgpack.Encoder().encode
-
-
-@cache
-def script_text(name: str) -> str:
-    """The full text of a script."""
-    folder = files("millstream.shared") / "lua"
-    shebang, _, body = (folder / f"{name}.lua").read_text("utf-8").partition("\n")
-    return f"{shebang}\n{(folder / 'lib.lua').read_text('utf-8')}\n{body}"
-
-
-@cache
-def script_hash(name: str) -> str:
-    """The name under which a server knows a script: SHA-1 of its text."""
-    return hashlib.sha1(script_text(name).encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,27 +108,10 @@ class Scripts:
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client: Any = client  # redis-py does not type what it answers
-
-    async def _run(self, name: str, script_keys: list[str], args: list[Any]) -> Any:
-        client = self._client
-
-        async def run() -> Any:
-            try:
-                return await client.evalsha(
-                    script_hash(name), len(script_keys), *script_keys, *args
-                )
-            except NoScriptError:
-                return await client.eval(script_text(name), len(script_keys), *script_keys, *args)
-
-        return await self._bounded(run())
-
-    async def _bounded(self, call: Awaitable[Any]) -> Any:
-        try:
-            async with asyncio.timeout(CALL_S):
-                return await call
-        except TimeoutError:
-            raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None
+        self.runner = ScriptRunner(client)
+        self._client = self.runner.client
+        self._run = self.runner.run
+        self._bounded = self.runner.bounded
 
     async def submit(
         self,

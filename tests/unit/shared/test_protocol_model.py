@@ -151,7 +151,7 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def renew(self, worker: str) -> None:
-        from millstream.shared.scripts import script_text
+        from millstream.shared.script_runner import script_text
 
         args: list[Any] = [worker, 1000, 1000, 10_000_000]
         held = list(self.held[worker].values())

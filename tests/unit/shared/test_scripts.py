@@ -12,6 +12,7 @@ from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
+from millstream.shared.script_runner import script_text
 from millstream.shared.scripts import (
     ENDED,
     MISSING,
@@ -22,7 +23,6 @@ from millstream.shared.scripts import (
     Refused,
     Scripts,
     Submitted,
-    script_text,
 )
 
 SHARD = Keys(0)
