@@ -8,6 +8,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from millstream.shared import errors
+from millstream.shared.events import Event
+from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,13 @@ def failed_task(error: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and body for a task that ended in `failed` before anything was answered."""
     status = 400 if error.get("type") == "invalid_request_error" else 500
     return status, {"error": error}
+
+
+def unfinished(event: Event) -> dict[str, Any]:
+    """The error object for a task that was stopped or failed."""
+    if event.kind == TaskState.CANCELLED:
+        return error_object("The task was stopped.", status=499, code="cancelled")
+    return event.body
 
 
 def install_error_handlers(app: FastAPI) -> None:

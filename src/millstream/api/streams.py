@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
@@ -14,7 +15,6 @@ from millstream.api import sse
 from millstream.api.admission import Accepted
 from millstream.api.errors import error_object
 from millstream.api.http import CUT
-from millstream.api.openai.mapping import ChatChunks
 from millstream.api.pod import Pod
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import MillstreamError
@@ -111,31 +111,50 @@ async def native_stream(
             yield sse.error_frame(error_object(error.message, status=500, code=error.code)).encode()
 
 
-async def chat_stream(
+class AnswerFrames(Protocol):
+    """How a form of the API writes an answer's events down."""
+
+    @property
+    def ping(self) -> str:
+        """A keepalive."""
+        ...
+
+    def opening(self) -> str:
+        """What comes before the first event."""
+        ...
+
+    def frames(self, events: Sequence[Event]) -> str:
+        """The frames of token events."""
+        ...
+
+    def ending(self, event: Event) -> str:
+        """The frames of the last event: nothing is called finished that is not."""
+        ...
+
+
+async def answer_stream(
     pod: Pod,
     accepted: Accepted,
     caller: str,
     *,
-    chunks: ChatChunks,
+    frames: AnswerFrames,
     events: AsyncIterator[list[Event]],
     silence: Silence,
 ) -> AsyncIterator[bytes]:
-    """OpenAI's stream of an answer. The client going away stops the task."""
+    """The stream of an answer. The client going away stops the task."""
     ended = False
     heard_at = time.monotonic()
     try:
-        yield (sse.OPENING + chunks.opening()).encode()
+        yield (sse.OPENING + frames.opening()).encode()
         async for batch in events:
-            frames = ""
+            text = ""
             if batch:
                 heard_at = time.monotonic()
             if batch and batch[-1].terminal:
                 ended = True
-                frames = chunks.frames(batch[:-1]) + chunks.ending(batch[-1])
-                if batch[-1].kind == "completed":
-                    frames += sse.DONE
+                text = frames.frames(batch[:-1]) + frames.ending(batch[-1])
             elif batch:
-                frames = chunks.frames(batch)
+                text = frames.frames(batch)
             elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
                 error = error_object(
                     "This server is going away; the answer was cut.",
@@ -144,10 +163,10 @@ async def chat_stream(
                 )
                 yield sse.data_frame(error).encode()
                 return
-            if not frames and silence.due:
-                frames = sse.OPENAI_PING
-            if frames:
-                yield frames.encode()
+            if not text and silence.due:
+                text = frames.ping
+            if text:
+                yield text.encode()
                 silence.broken()
             if ended:
                 return

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.api.errors import error_object
+from millstream.api.errors import unfinished
 from millstream.api.openai.schemas import ChatCompletionRequest, ChatMessage, Sampling
-from millstream.api.sse import data_frame
+from millstream.api.sse import DONE, OPENAI_PING, data_frame
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.schemas import Message, SamplingParams, to_json
 from millstream.shared.states import TaskState
@@ -67,6 +67,8 @@ def chat_completion(
 class ChatChunks:
     """The frames of one streamed answer: constant text around each escaped delta."""
 
+    ping = OPENAI_PING
+
     def __init__(self, task_id: str, *, model: str, created: int, include_usage: bool) -> None:
         head = to_json(
             {
@@ -108,11 +110,4 @@ class ChatChunks:
         )
         if self._include_usage:
             frames += f'{self._head}[],"usage":{to_json(body["usage"]).decode()}}}\n\n'
-        return frames
-
-
-def unfinished(event: Event) -> dict[str, Any]:
-    """The error object for a task that was stopped or failed."""
-    if event.kind == TaskState.CANCELLED:
-        return error_object("The task was stopped.", status=499, code="cancelled")
-    return event.body
+        return frames + DONE
