@@ -1,6 +1,7 @@
 """The fleet that is tormented: as `millstream up` has it, each process with a link of its own."""
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -252,7 +253,8 @@ class ChaosFleet:
 
 
 def _free_ports(count: int) -> list[int]:
-    for first in _FIRST_PORTS:
+    # Anywhere in the range: another run beside this one would take the port of a killed pod.
+    for first in random.sample(_FIRST_PORTS, len(_FIRST_PORTS)):
         try:
             return choose_ports(_HOST, first, count)
         except PortTaken:
