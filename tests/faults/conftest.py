@@ -10,8 +10,12 @@ import pytest
 from tests.support.fault_report import FaultRun, save, table
 from tests.support.faults import LEASE_S, RUNS
 from tests.support.local_fleet import LocalFleet
+from tests.support.store import Store
 
 REPORT = Path(__file__).parents[2] / "build" / "faults.json"
+
+# A short lease, since most of these tests wait for one to lapse.
+SETTINGS = {"lease_s": LEASE_S, "keepalive_s": 0.5, "max_concurrent": 256}
 
 _done: list[FaultRun] = []
 
@@ -33,9 +37,16 @@ def fault(request: pytest.FixtureRequest) -> Iterator[FaultRun]:
 
 @pytest.fixture
 async def fleet(redis_url: str, tmp_path: Path) -> AsyncIterator[LocalFleet]:
-    """As elsewhere, with a short lease: most of these tests wait for one to lapse."""
-    settings = {"lease_s": LEASE_S, "keepalive_s": 0.5, "max_concurrent": 256}
-    async with LocalFleet(redis_url, tmp_path, **settings) as local:
+    """As elsewhere, with these settings."""
+    async with LocalFleet(redis_url, tmp_path, **SETTINGS) as local:
+        yield local
+        assert await local.keys_without_ttl() == []
+
+
+@pytest.fixture
+async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
+    """The same on a Valkey of its own, which the test ill-treats."""
+    async with LocalFleet(store.url, tmp_path, **SETTINGS) as local:
         yield local
         assert await local.keys_without_ttl() == []
 

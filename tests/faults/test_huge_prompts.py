@@ -4,21 +4,40 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 from tests.support.fault_report import FaultRun
+from tests.support.faults import busy
 from tests.support.local_fleet import LocalFleet
 
 from millstream.worker.engines.fake import CONTEXT_LENGTH
 
-REFUSED_WITHIN_S = 2.0
-SLACK = 3.0  # a machine with too much to do
+ANSWERED_WITHIN_S = 2.0
+HEALTH_WITHIN_S = 0.1
+TRIES = 3  # others may get in between
 
 
-async def megabytes(count: int) -> AsyncIterator[bytes]:
-    for _ in range(count):
-        yield b"x" * 1_000_000
+class Megabytes:
+    """A body that has no length until it has been sent; as often as it is asked for."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(self._count):
+            yield b"x" * 1_000_000
+
+
+async def answered_in_time(http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
+    """The answer to a request, which one of a few equal ones must get within the time."""
+    for _ in range(TRIES):
+        asked_at = time.monotonic()
+        answer = await http.post(path, **body)
+        if time.monotonic() - asked_at < ANSWERED_WITHIN_S * busy():
+            return answer
+    raise AssertionError(f"no answer within {ANSWERED_WITHIN_S * busy():g} s")
 
 
 @pytest.mark.fault("F20 huge prompts")
@@ -28,7 +47,7 @@ async def test_what_is_too_large_is_refused_early(fleet: LocalFleet, fault: Faul
     parts = json.dumps([{"type": "text", "text": "x"}] * 1_000_000)
     cases = {
         "ten megabytes": (b'{"prompt":"' + b"x" * 10_000_000 + b'"}', 413),
-        "a gigabyte in chunks": (megabytes(1000), 413),
+        "a gigabyte in chunks": (Megabytes(1000), 413),
         "deep": (f'{{"prompt":{deep}}}'.encode(), 400),
         "deep tools": (f'{{"prompt":"x","tools":{deep}}}'.encode(), 400),
         "a million messages": (b'{"messages":[' + b"{}," * 999_999 + b"{}]}", 400),
@@ -53,10 +72,8 @@ async def test_what_is_too_large_is_refused_early(fleet: LocalFleet, fault: Faul
         before = api.memory_mb()
         probing = asyncio.create_task(probe())
         for name, (content, status) in cases.items():
-            asked_at = time.monotonic()
-            answer = await http.post("/tasks", content=content)
+            answer = await answered_in_time(http, "/tasks", content=content)
             assert answer.status_code == status, (name, answer.text)
-            assert time.monotonic() - asked_at < REFUSED_WITHIN_S * SLACK, name
             assert answer.json()["error"]["message"]
             normal = await http.post(
                 "/v1/chat/completions",
@@ -67,7 +84,7 @@ async def test_what_is_too_large_is_refused_early(fleet: LocalFleet, fault: Faul
         done.set()
         await probing
         pauses.sort()
-        assert pauses[len(pauses) * 99 // 100] < 0.1 * SLACK
+        assert pauses[len(pauses) * 99 // 100] < HEALTH_WITHIN_S * TRIES * busy()
         # A body is a few megabytes at the most; a crowd of tiny values is some thirty times that.
         assert api.memory_mb(peak=True) - before < 200
     await fleet.quiet()
@@ -84,7 +101,7 @@ async def test_the_context_is_exact(fleet: LocalFleet, fault: FaultRun) -> None:
             (CONTEXT_LENGTH - marks + 1, 400, 0),
         ):
             body = {"messages": [{"role": "user", "content": "a " * (words - 1) + "a"}]}
-            answer = await http.post("/v1/chat/completions", json=body)
+            answer = await answered_in_time(http, "/v1/chat/completions", json=body)
             assert answer.status_code == status, answer.text[:300]
             if status == 200:
                 whole = answer.json()

@@ -1,54 +1,66 @@
-"""Links to Redis that go silent without a word: of one worker (F16), and of a pod."""
+"""A pod whose link to Redis goes silent without a word; that of a worker is F16 in tests/faults."""
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 import httpx
 from tests.support import sse
-from tests.support.local_fleet import LEASE_S, LocalFleet
-from tests.support.native import read, submit
+from tests.support.faults import prompt, submit, undisturbed, watch, watch_chat
+from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
-from tests.support.waiting import eventually
+from tests.support.waiting import until
 
 from millstream.fleet.chaos.link import Link
 
+REFUSED_WITHIN_S = 5.0
+TOKENS = 60
+ASKED = prompt(tokens=TOKENS, rate=25)
 
-async def test_black_holes(store: Store, frail: LocalFleet) -> None:
-    async with Link(store.socket) as far, Link(store.socket) as near:
-        pod = await frail.api(keepalive_s=0.5, redis_url=far.url)
-        cut = await frail.worker(redis_url=near.url)
-        async with httpx.AsyncClient(base_url=pod.url, timeout=25) as http:
-            expected = sse.native_text(await read(http, await submit(http, tokens=100, rate=25)))
-            task_id = await submit(http, tokens=100, rate=25)
-            reading = asyncio.create_task(read(http, task_id))
 
-            async def some() -> bool:
-                return await frail.redis.xlen(f"{{ms:0}}:log:{task_id}") >= 10
+async def test_a_silent_redis_is_refused_in_time_and_waited_for(
+    store: Store, frail: LocalFleet
+) -> None:
+    async with Link(store.socket) as link, AsyncExitStack() as stack:
+        pod, _ = await asyncio.gather(
+            frail.api(keepalive_s=0.5, redis_url=link.url), frail.worker()
+        )
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(base_url=pod.url, timeout=25, limits=httpx.Limits())
+        )
+        native = await stack.enter_async_context(watch(http, await submit(http, ASKED)))
+        chat = await stack.enter_async_context(watch_chat(http, ASKED))
+        await native.upto(10)
+        link.silence()
+        silent_since = time.monotonic()
 
-            await eventually(some, what="ten tokens")
-            await frail.worker()
-            near.silence()
-            far.silence()
+        async def refused(method: str, path: str, body: object = None) -> None:
             began = time.monotonic()
-            refused = await http.post("/tasks", json={"prompt": "x"})
-            assert time.monotonic() - began < 6
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-            far.heal()
+            answer = await http.request(method, path, json=body)
+            assert time.monotonic() - began < REFUSED_WITHIN_S, path
+            assert answer.status_code == 503, (path, answer.text)
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.json()["error"]["code"] == "redis_unavailable"
 
-            async def taken_over() -> bool:
-                fields = await frail.redis.hget(f"{{ms:0}}:task:{task_id}", "attempt")
-                return fields == b"2"
-
-            await eventually(taken_over, within_s=3 * LEASE_S, what="the other worker")
-            near.heal()
-            frames = await reading
-            sse.check_native([frame for frame in frames if frame.event != "queued"])
-            assert sse.native_text(frames) == expected
-
-            async def dropped() -> bool:
-                workers = {info.pid: info for info in await frail.workers()}
-                return cut.pid in workers and workers[cut.pid].running == 0
-
-            await eventually(dropped, what="the cut worker to drop the task")
-            assert (await http.get(f"/tasks/{task_id}")).json()["attempts"] == 2
+        await asyncio.gather(
+            *(refused("POST", "/tasks", {"prompt": "x"}) for _ in range(20)),
+            refused(
+                "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": ""}]}
+            ),
+            refused("GET", f"/tasks/{native.task_id}"),
+            refused("GET", f"/tasks/{native.task_id}/stream"),
+            refused("POST", f"/tasks/{native.task_id}/stop"),
+            refused("GET", "/ready"),
+        )
+        assert (await http.get("/health")).status_code == 200
+        for stream in (native, chat):  # meanwhile they say that they live, and do not end
+            await until(lambda at=stream: sum(t > silent_since for t in at.pings) >= 4)
+            assert not stream.reading.done()
+        link.heal()
+        frames = await native.end()
+        sse.check_native(frames)
+        assert sse.native_text(frames) == undisturbed(ASKED, tokens=TOKENS)
+        assert sse.chat_text(await chat.end()) == undisturbed(ASKED, tokens=TOKENS, chat=True)
+        assert (await http.post("/tasks", json={"prompt": "x"})).status_code == 202
+        assert pod.text().count("\n") < 30
     await frail.quiet()

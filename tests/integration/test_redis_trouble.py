@@ -1,4 +1,7 @@
-"""Redis that restarts, freezes, or loses its pub/sub: refused early, waited for, gone on with."""
+"""Redis that is away, freezes, or loses all: refused early, waited for, gone on with.
+
+A restart under load and lost subscriptions are in tests/faults.
+"""
 
 import asyncio
 import signal
@@ -14,37 +17,6 @@ from tests.support.store import Store
 
 def refused(answer: httpx.Response) -> bool:
     return answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_restart_of_redis_in_the_middle(store: Store, frail: LocalFleet) -> None:
-    api = await frail.api(keepalive_s=0.5)
-    await frail.worker()
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        expected = sse.native_text(await read(http, await submit(http, tokens=50, rate=25)))
-        task_id = await submit(http, tokens=50, rate=25)
-        frames: list[sse.Frame] = []
-        async with http.stream("GET", f"/tasks/{task_id}/stream") as stream:
-            async for frame in sse.frames(stream.aiter_lines()):
-                if frame.event == "queued":
-                    continue
-                frames.append(frame)
-                if len(frames) == 15:
-                    store.end()
-                    began = time.monotonic()
-                    answers = await asyncio.gather(
-                        *(http.post("/tasks", json={"prompt": "x"}) for _ in range(20))
-                    )
-                    assert all(map(refused, answers))
-                    assert time.monotonic() - began < 5
-                    assert (await http.get("/health")).status_code == 200
-                    assert refused(await http.get("/ready"))
-                    store.start()
-        sse.check_native(frames)
-        assert sse.native_text(frames) == expected
-        assert (await http.post("/tasks", json={"prompt": "x"})).status_code == 202
-    for process in frail.processes:
-        assert process.text().count("\n") < 30
-        assert "NOSCRIPT" not in process.text()
 
 
 async def test_an_outage_of_a_lease_moves_no_task(store: Store, frail: LocalFleet) -> None:
@@ -87,33 +59,12 @@ async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(
                         *(http.post("/tasks", json={"prompt": "x"}) for _ in range(50))
                     )
                     assert all(map(refused, answers))
-                    assert time.monotonic() - began < 6
+                    assert time.monotonic() - began < 5
                     store.send(signal.SIGCONT)
         sse.check_native(frames)
         assert sse.native_text(frames) == expected
         comments = [comment for frame in frames for comment in frame.comments]
         assert comments.count("ping") >= 2
-
-
-async def test_cut_subscriptions_lose_nothing(store: Store, frail: LocalFleet) -> None:
-    api = await frail.api()
-    await frail.worker()
-    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
-        task_id = await submit(http, tokens=100, rate=40)
-        reading = asyncio.create_task(read(http, task_id))
-        cuts = 0
-        while not reading.done():
-            cuts += await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-            await asyncio.wait({reading}, timeout=0.2)
-        frames = await reading
-        sse.check_native(frames)
-        assert len([frame for frame in frames if frame.event == "token"]) == 100
-        assert cuts >= 4
-        # The stop's hint is lost with them as well; the stop is not.
-        other = await submit(http, tokens=100_000, rate=20)
-        await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-        assert (await http.post(f"/tasks/{other}/stop")).json()["status"] == "cancelled"
-    await frail.quiet()
 
 
 async def test_all_data_gone_and_the_fleet_works_again(store: Store, frail: LocalFleet) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,11 @@ DRAIN_BAR_S = 1.0
 HOLD_S = 60.0  # longer than any test: whoever holds is killed, stopped or taken over
 # What even a machine with too much to do must keep to.
 SLACK_S = 10.0
+
+
+def busy() -> float:
+    """By how much work takes longer here and now than on a machine that has the time for it."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def prompt(text: str = "once upon a time", **directive: object) -> str:
@@ -51,6 +56,8 @@ class Watched:
     def __init__(self, http: httpx.AsyncClient, method: str, url: str, **request: Any) -> None:
         self.frames: list[sse.Frame] = []
         self.times: list[float] = []
+        self.pings: list[float] = []
+        """When keepalives came."""
         self.task_id = ""
         self._open = http.stream(method, url, **request)
         self._opened = asyncio.Event()
@@ -75,10 +82,16 @@ class Watched:
             assert answer.status_code == 200, answer.status_code
             self.task_id = answer.headers.get("x-task-id", self.task_id)
             self._opened.set()
-            async for frame in sse.frames(answer.aiter_lines()):
+            async for frame in sse.frames(self._lines(answer)):
                 if frame.event != "queued":
                     self.frames.append(frame)
                     self.times.append(time.monotonic())
+
+    async def _lines(self, answer: httpx.Response) -> AsyncIterator[str]:
+        async for line in answer.aiter_lines():
+            if line.startswith(": ping"):
+                self.pings.append(time.monotonic())
+            yield line
 
     @property
     def numbers(self) -> list[int]:

@@ -29,6 +29,7 @@ class Channel:
         shard: The shard.
         pod_id: Whose channel.
         on_open: Called after each (re)connection: what was published meanwhile was not heard.
+        on_ready: Called when logs may be read again after it.
         on_events: Called with each pod message.
         on_rewound: Called with tasks whose logs have gone on otherwise than readers were told.
     """
@@ -42,6 +43,7 @@ class Channel:
         shard: int,
         pod_id: str,
         on_open: Callable[[], None],
+        on_ready: Callable[[], None],
         on_events: Callable[[bytes], None],
         on_rewound: Callable[[list[str]], None],
     ) -> None:
@@ -53,6 +55,7 @@ class Channel:
         self._scripts = scripts
         self._shown = shown
         self._on_open = on_open
+        self._on_ready = on_ready
         self._on_events = on_events
         self._on_rewound = on_rewound
         self._reopened = asyncio.Event()
@@ -94,12 +97,16 @@ class Channel:
 
     async def _put_back(self) -> None:
         """After each loss of the connection see that the logs hold what was shown of them."""
+        session = 0
+        done: set[str] = set()
         while True:
             await self._reopened.wait()
             self._reopened.clear()
-            session = self._session
+            if session != self._session:  # what was put back may be lost again
+                session = self._session
+                done.clear()
             try:
-                changed = await self._shown.put_back(self._shard)
+                changed = await self._shown.put_back(self._shard, done=done)
             except RedisError as error:
                 logger.debug("put back: %s", error)
                 self._reopened.set()
@@ -107,6 +114,7 @@ class Channel:
                 continue
             self._on_rewound(changed)
             self._checked = session
+            self._on_ready()
 
     async def prove(self) -> None:
         """Send a pulse, and connect again where it would not be, or has not been, heard.

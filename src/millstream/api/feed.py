@@ -6,7 +6,7 @@ full buffer) a reader is told that it is behind and reads the log again.
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -42,6 +42,8 @@ class Reader:
 
     def offer(self, events: list[Event]) -> None:
         """Take new events from the feed; those already here are left out."""
+        if self.behind:
+            return  # the log has them, and will be read
         if self._tail is None:
             self._tail = events[0].seq
         for event in events:
@@ -100,6 +102,16 @@ class Reader:
         """End the wait without an event."""
         self._wake.set()
 
+    async def pause(self, seconds: float) -> bool:
+        """Wait for the next `wake`, or for so long; whether it was called."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def wait(self, seconds: float) -> None:
         """Wait for events, for falling behind, for `wake`, or for so long."""
         if self._buffer or self.behind or self._wake.is_set():
@@ -125,6 +137,7 @@ class Feed:
                 shard=shard,
                 pod_id=pod_id,
                 on_open=partial(self._resume, shard),
+                on_ready=partial(self._wake, shard),
                 on_events=self._dispatch,
                 on_rewound=self._tell_rewound,
             )
@@ -164,12 +177,20 @@ class Feed:
         """Listen for the pod's whole life."""
         await asyncio.gather(*(channel.run() for channel in self._channels))
 
-    def _resume(self, shard: int) -> None:
-        """What a shard's tasks brought lately was not heard: their readers look into the log."""
+    def _of(self, shard: int) -> Iterator[Reader]:
+        """The readers of a shard's tasks."""
         for task_id, readers in self._readers.items():
             if (shard_of(task_id) or 0) == shard:
-                for reader in readers:
-                    reader.fall_behind()
+                yield from readers
+
+    def _resume(self, shard: int) -> None:
+        """What a shard's tasks brought lately was not heard: their readers look into the log."""
+        for reader in self._of(shard):
+            reader.fall_behind()
+
+    def _wake(self, shard: int) -> None:
+        for reader in self._of(shard):
+            reader.wake()
 
     def _tell_rewound(self, task_ids: list[str]) -> None:
         for task_id in task_ids:

@@ -1,6 +1,5 @@
 """A task's events for one reader: the log from where it left off, then what comes, gapless."""
 
-import asyncio
 import logging
 import random
 import time
@@ -84,8 +83,8 @@ class Relay:
                 if reader.behind:
                     page = await self._catch_up(reader, caller, next_seq, gap)
                     if page is None:
-                        await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311
-                        delay = min(2 * delay, RETRY_MOST_S)
+                        woken = await reader.pause(delay * random.uniform(0.5, 1.0))  # noqa: S311
+                        delay = RETRY_FIRST_S if woken else min(2 * delay, RETRY_MOST_S)
                         yield []
                         continue
                     delay = RETRY_FIRST_S

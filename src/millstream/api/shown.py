@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
@@ -77,8 +76,13 @@ class Shown:
             if at < oldest and shard_of(task_id) == shard:
                 del self._stops[task_id]
 
-    async def put_back(self, shard: int) -> list[str]:
+    async def put_back(self, shard: int, *, done: set[str]) -> list[str]:
         """Write again what a shard's Redis may lack; the tasks whose logs have gone on otherwise.
+
+        Args:
+            shard: The shard.
+            done: Tasks that were put back since the connection was lost, which are left out. It
+                grows, so that a call after an error goes on from where the last one came to.
 
         Raises:
             RedisError: Redis does not answer; nothing is forgotten, so it may be tried again.
@@ -88,38 +92,46 @@ class Shown:
             for task_id, tail in self._tails.items()
             if shard_of(task_id) == shard
         }
-        stops = [task_id for task_id in self._stops if shard_of(task_id) == shard]
+        stops = {
+            task_id: caller
+            for task_id, (_, caller) in self._stops.items()
+            if shard_of(task_id) == shard
+        }
         changed: list[str] = []
 
-        async def restore(task_id: str) -> None:
-            answer = await self._scripts.restore(
-                Keys(shard),
-                task_id=task_id,
-                result_ttl_s=self._result_ttl_s,
-                events=tails[task_id],
-            )
+        async def write_again(task_id: str) -> None:
+            answer = "whole"
+            if task_id in tails:
+                answer = await self._scripts.restore(
+                    Keys(shard),
+                    task_id=task_id,
+                    result_ttl_s=self._result_ttl_s,
+                    events=tails[task_id],
+                )
+            if task_id in stops:
+                await self._scripts.stop(
+                    Keys(shard),
+                    task_id=task_id,
+                    caller=stops[task_id],
+                    result_ttl_s=self._result_ttl_s,
+                )
             if answer == "other":
-                changed.append(task_id)
+                changed.append(task_id)  # and asked again after an error, to be told in the end
+            else:
+                done.add(task_id)
 
-        async def stop(task_id: str) -> None:
-            await self._scripts.stop(
-                Keys(shard),
-                task_id=task_id,
-                caller=self._stops[task_id][1],
-                result_ttl_s=self._result_ttl_s,
-            )
-
-        work = [partial(restore, task_id) for task_id in tails]
-        work += [partial(stop, task_id) for task_id in stops]
-        for at in range(0, len(work), AT_ONCE):
-            await asyncio.gather(*(call() for call in work[at : at + AT_ONCE]))
+        left = [task_id for task_id in {**tails, **stops} if task_id not in done]
+        for at in range(0, len(left), AT_ONCE):
+            calls = (write_again(task_id) for task_id in left[at : at + AT_ONCE])
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                if error is not None:
+                    raise error
         # What has just been put back is as easily lost again as what was just told.
         now = time.monotonic()
         for task_id in tails.keys() & self._tails.keys():
             batches = self._tails[task_id].batches
             self._tails[task_id].batches = deque((now, batch) for _, batch in batches)
-        for task_id in stops:
-            self._stops[task_id] = (now, self._stops[task_id][1])
+        self._stops |= {task_id: (now, caller) for task_id, caller in stops.items()}
         if changed:
             logger.warning("Redis has lost events of %d tasks that were shown", len(changed))
         return changed

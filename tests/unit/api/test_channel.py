@@ -8,8 +8,8 @@ from tests.support.waiting import until
 
 from millstream.api import shown as shown_module
 from millstream.api.channel import Channel
-from millstream.api.shown import Shown
-from millstream.shared.connection import open_redis
+from millstream.api.shown import AT_ONCE, Shown
+from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
@@ -30,7 +30,8 @@ async def test_nothing_is_forgotten_while_writes_are_refused(
         shown.note(task_id, told)
         channel = Channel(
             store.url, scripts, shown, shard=0, pod_id="p",
-            on_open=lambda: None, on_events=lambda _: None, on_rewound=lambda _: None,
+            on_open=lambda: None, on_ready=lambda: None,
+            on_events=lambda _: None, on_rewound=lambda _: None,
         )  # fmt: skip
         store.configure("min-replicas-to-write", 1)
         running = asyncio.create_task(channel.run())
@@ -47,11 +48,37 @@ async def test_nothing_is_forgotten_while_writes_are_refused(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_what_was_put_back_is_not_put_back_again_after_an_error(scripts: Scripts) -> None:
+    shown = Shown(scripts, result_ttl_s=60)
+    pairs = [await _told_and_lost(scripts) for _ in range(AT_ONCE + 2)]
+    for task_id, told in pairs:
+        shown.note(task_id, told)
+    client = scripts._client
+    first, *_, last = [task_id for task_id, _ in pairs]
+    aside = SHARD.task("aside")
+    await client.rename(SHARD.task(last), aside)
+    await client.set(SHARD.task(last), "not a hash", ex=60)  # what it meets is an error
+    done = set[str]()
+    with pytest.raises(RedisError):
+        await shown.put_back(0, done=done)
+    assert done == {task_id for task_id, _ in pairs} - {last}
+    await client.delete(SHARD.log(first))
+    await client.rename(aside, SHARD.task(last))
+    assert await shown.put_back(0, done=done) == []
+    assert [await client.xlen(SHARD.log(task_id)) for task_id, _ in pairs] == (
+        [0] + [3] * (AT_ONCE + 1)
+    )
+    # After another loss of the connection all of it is in doubt again.
+    await client.hset(SHARD.task(first), "seq", 0)
+    assert await shown.put_back(0, done=set()) == []
+    assert await client.xlen(SHARD.log(first)) == 3
+
+
 async def _told_and_lost(scripts: Scripts) -> tuple[str, list[Event]]:
     """A task of which three events were read, and of which Redis has but one."""
     task_id = new_task_id(0)
     await scripts.submit(
-        SHARD, task_id=task_id, model="m", caller="ann", request=b"{}", max_queue=1,
+        SHARD, task_id=task_id, model="m", caller="ann", request=b"{}", max_queue=99,
         live_ttl_s=60,
     )  # fmt: skip
     (claim,), _ = await scripts.claim(
