@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,9 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     for registry in (keys.WORKERS, keys.APIS):
         await scripts.heartbeat(registry, member="x", json=b"{}", ttl_s=10, model=model)
 
+    def use(match: re.Match[str]) -> str:
+        return f"{match[1]}{':<caller>' if match[2] else ''}:<day>"
+
     documented = key_rows()
     seen: set[str] = set()
     async for raw in client.scan_iter("*"):
@@ -167,6 +171,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         name = key.replace("{ms:0}", "{ms:k}").replace(f":{model}", ":<model>")
         name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
         name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
+        name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
         kind = (await client.type(key)).decode().replace("zset", "sorted set")
         assert documented[name][0].startswith(kind), key
         assert await client.ttl(key) > 0, key
@@ -180,6 +185,8 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     assert 7100 < await client.ttl(shard.task(running.task_id)) <= 7200
     assert 6 * day < await client.ttl(shard.queue(model)) <= 7 * day
     assert 29 * day < await client.ttl(shard.dead(model)) <= 30 * day
+    today = int(time.time()) // day
+    assert 39 * day < await client.ttl(shard.usage("ann", today)) <= 40 * day
     assert 6 * day < await client.ttl(keys.MODELS) <= 7 * day
     assert 90 <= await client.ttl(keys.WORKERS) <= 110
 

@@ -14,6 +14,7 @@ from millstream.shared.states import TaskState
 logger = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
+    (errors.NotAllowed, 403),
     (errors.UnknownModel, 404),
     (errors.UnknownTask, 404),
     (errors.ExpiredTask, 410),

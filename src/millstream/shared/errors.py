@@ -7,6 +7,7 @@ MillstreamError
 │   ├── ExpiredTask
 │   ├── EventOutOfRange
 │   ├── IdempotencyConflict
+│   ├── NotAllowed
 │   └── RequestTooLarge
 ├── FleetUnavailable        try again later: `retry_after_s` says when
 │   ├── QueueFull
@@ -72,6 +73,12 @@ class IdempotencyConflict(InvalidRequest):
     """The idempotency key was used before with another body."""
 
     default_code = "idempotency_key_reused"
+
+
+class NotAllowed(InvalidRequest):
+    """Others may ask for this; the caller may not."""
+
+    default_code = "not_allowed"
 
 
 class RequestTooLarge(InvalidRequest):

@@ -13,6 +13,8 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
 | `{ms:k}:idem:<hash of caller and key>` | HASH task, body | a day |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
+| `{ms:k}:usage:<caller>:<day>` | HASH what and model → count | 40 days after the last end |
+| `{ms:k}:callers:<day>` | SET of those who used something that day | as those |
 | `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
 | `{ms}:models` | HASH model → last time a worker was ready for it | a week |
@@ -69,6 +71,14 @@ class Keys:
         """What a caller's idempotency key stands for; hashed, since both are the caller's text."""
         digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=16).hexdigest()
         return f"{self.tag}:idem:{digest}"
+
+    def usage(self, caller: str, day: int) -> str:
+        """What a caller used on a day, counted since 1970 by UTC."""
+        return f"{self.tag}:usage:{caller}:{day}"
+
+    def callers(self, day: int) -> str:
+        """Who used something on a day."""
+        return f"{self.tag}:callers:{day}"
 
     def pod(self, pod_id: str) -> str:
         """The channel on which a pod hears of the tasks it follows."""

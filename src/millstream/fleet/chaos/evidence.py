@@ -1,7 +1,9 @@
 """All that the verdict rests on: what clients saw, what lies in Redis, how the fleet was."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,8 +15,10 @@ from millstream.fleet.chaos.schedule import Fault
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import TaskRequest, decode_request
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import TaskState
+from millstream.shared.usage import DayOfUsage, read_usage
 
 SHARD = Keys(0)
 
@@ -88,6 +92,8 @@ class Evidence:
     ends: Counter[int] = field(default_factory=Counter[int])
     """Exit codes of the workers."""
     struck: Counter[Fault] = field(default_factory=Counter[Fault])
+    used: Sequence[DayOfUsage] | None = None
+    """What was counted for callers; None if nobody looked."""
 
     @cached_property
     def by_canary(self) -> dict[str, History]:
@@ -135,6 +141,14 @@ async def read_dead(client: redis.asyncio.Redis, model: str) -> dict[str, list[i
     for _, named in await untyped.xrange(SHARD.dead(model)):
         dead.setdefault(named[b"task"].decode(), []).append(int(named[b"lost"]))
     return dead
+
+
+async def read_used(scripts: Scripts) -> Sequence[DayOfUsage]:
+    """What was counted for all callers, yesterday's too if midnight has just been."""
+    today = datetime.now(UTC).date()
+    return await read_usage(
+        scripts.runner, shards=1, first=today - timedelta(days=1), last=today, caller=None
+    )
 
 
 TERMINAL = {state.value for state in TaskState if state.terminal}

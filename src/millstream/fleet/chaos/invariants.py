@@ -185,6 +185,25 @@ def usage_is_exact(evidence: Evidence) -> Iterator[Broken]:
                 yield Broken("I8", task.id, f"a client was told {one}, not {right}")
 
 
+def usage_is_counted_once(evidence: Evidence) -> Iterator[Broken]:
+    """I8: what was counted for callers is the sum of their tasks that ended."""
+    if evidence.used is None:
+        return
+    ended = [task for task in evidence.tasks.values() if task.state in TERMINAL]
+    right = (
+        len(ended),
+        sum(int(task.fields.get("prompt_tokens", 0)) for task in ended),
+        sum(task.tokens for task in ended),
+    )
+    counted = (
+        sum(row.tasks for row in evidence.used),
+        sum(row.prompt_tokens for row in evidence.used),
+        sum(row.completion_tokens for row in evidence.used),
+    )
+    if counted != right:
+        yield Broken("I8", "", f"tasks, prompt and other tokens: counted {counted}, are {right}")
+
+
 def canaries_stay_at_home(evidence: Evidence) -> Iterator[Broken]:
     """I10: no client got a word of another's."""
     for history in evidence.histories:
@@ -302,6 +321,7 @@ INVARIANTS: tuple[Callable[[Evidence], Iterator[Broken]], ...] = (
     accepted_is_accounted,
     stops_hold,
     usage_is_exact,
+    usage_is_counted_once,
     canaries_stay_at_home,
     texts_are_undisturbed,
     ends_are_true,

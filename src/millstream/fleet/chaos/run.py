@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 
 from millstream.fleet.chaos.client import MODEL
-from millstream.fleet.chaos.evidence import Evidence, read_dead, read_tasks
+from millstream.fleet.chaos.evidence import Evidence, read_dead, read_tasks, read_used
 from millstream.fleet.chaos.faults import Faults
 from millstream.fleet.chaos.invariants import judge, missed
 from millstream.fleet.chaos.load import CLIENTS, Load
@@ -155,6 +155,7 @@ class ChaosRun:
             log_rates=_busiest(fleet.log.rates),
             ends=ends,
             struck=faults.counts,
+            used=await read_used(fleet.scripts),
         )
         gaps, longest = measure_gaps(evidence, faults.lost_by)
         return Report(

@@ -4,6 +4,7 @@ local GROUP = 'workers'
 local QUEUE_TTL_S = 7 * 86400 -- a model nobody asks for any more leaves nothing behind
 local TOMB_EXTRA_S = 86400 -- how long one can still be told "expired" and not "unknown"
 
+local function int(value) return string.format('%d', value) end
 local tag = string.match(KEYS[1], '^{[^}]*}')
 local function task_key(id) return tag .. ':task:' .. id end
 local function log_key(id) return tag .. ':log:' .. id end
@@ -12,6 +13,8 @@ local function queue_key(model) return tag .. ':queue:' .. model end
 local function idle_key(model) return tag .. ':idle:' .. model end
 local function rate_key(model) return tag .. ':rate:' .. model end
 local function dead_key(model) return tag .. ':dead:' .. model end
+local function usage_key(caller, day) return tag .. ':usage:' .. caller .. ':' .. int(day) end
+local function callers_key(day) return tag .. ':callers:' .. int(day) end
 local function pod_channel(pod) return tag .. ':pod:' .. pod end
 local function control_channel(worker) return tag .. ':ctl:' .. worker end
 
@@ -19,8 +22,6 @@ local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
-
-local function int(value) return string.format('%d', value) end
 
 -- How many tasks of the queue a worker holds. The group is made where it is missing: after a loss
 -- of data the first to come makes it again, and tasks in a terminal state are never run twice.
@@ -134,6 +135,22 @@ local function usage_json(prompt, completion)
     prompt, completion, prompt + completion)
 end
 
+local USAGE_TTL_S = 40 * 86400 -- a month's can be read for some days after its end
+local DAY_MS = 86400000
+
+-- Count an ended task for its caller. A task ends once, and what Redis loses of this it loses of the
+-- end as well, for it is written in the same step: so each task is counted once.
+local function count_usage(task, now)
+  local caller, day = task.caller or '', math.floor(now / DAY_MS)
+  local used, callers = usage_key(caller, day), callers_key(day)
+  redis.call('HINCRBY', used, 'tasks ' .. task.model, 1)
+  redis.call('HINCRBY', used, 'prompt_tokens ' .. task.model, int(task.prompt_tokens or 0))
+  redis.call('HINCRBY', used, 'completion_tokens ' .. task.model, int(task.tokens or 0))
+  redis.call('EXPIRE', used, USAGE_TTL_S)
+  redis.call('SADD', callers, caller)
+  redis.call('EXPIRE', callers, USAGE_TTL_S)
+end
+
 -- End a task: its last event, its state, its place in the queue, its remaining life. `task` holds
 -- seq, attempt, entry, model, caller, followers, started, prompt_tokens, tokens (strings or false).
 -- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON). `data` is
@@ -170,6 +187,7 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
     redis.call('HSET', rate, 'service_ms', int(0.8 * smoothed + 0.2 * service))
     redis.call('EXPIRE', rate, 86400)
   end
+  count_usage(task, now)
   post(task.followers, {id, tonumber(seq), kind, '', data})
 end
 

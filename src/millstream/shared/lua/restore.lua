@@ -43,7 +43,12 @@ if #message > 2 then
 end
 local kind, data = parts[#parts - 2], parts[#parts]
 if kind ~= 't' and n > seq then
-  local detail = kind == 'completed' and cjson.decode(data).finish_reason or data
+  local body = cjson.decode(data)
+  local detail = kind == 'completed' and body.finish_reason or data
+  if body.usage then -- as it was told
+    task.prompt_tokens = int(body.usage.prompt_tokens)
+    redis.call('HSET', task_key(id), 'prompt_tokens', task.prompt_tokens)
+  end
   finish(id, task, kind, detail, tonumber(ARGV[2]), data)
 end
 send_posts()

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import date
 
 import pytest
 
@@ -14,6 +15,7 @@ from millstream.fleet.chaos.prompts import Prompt
 from millstream.fleet.chaos.schedule import Fault
 from millstream.shared.events import Event
 from millstream.shared.schemas import SamplingParams, TaskRequest
+from millstream.shared.usage import DayOfUsage
 
 CANARY = "canary-0123456789abcdef"
 FOREIGN = "canary-fedcba9876543210"
@@ -358,3 +360,15 @@ def test_numbers_of_a_connection() -> None:
 def test_a_fault_that_never_hit_is_named() -> None:
     assert missed(Counter(dict.fromkeys(Fault, 1))) == []
     assert missed(Counter({fault: 1 for fault in Fault if fault != Fault.POISON})) == [Fault.POISON]
+
+
+def test_usage_that_was_counted_twice_is_found() -> None:
+    case = completed()
+    prompt = case.task.reference.prompt_tokens
+    case.task.fields["prompt_tokens"] = str(prompt)
+    row = DayOfUsage(date(2026, 3, 1), "anonymous", "fake", 1, prompt, 5)
+    case.evidence.used = [row]
+    assert case.found() == set()
+    for rows in ([row, row], [], [replace(row, completion_tokens=6)]):
+        case.evidence.used = rows
+        assert case.found() == {"I8"}
