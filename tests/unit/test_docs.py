@@ -275,7 +275,6 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
 
     refused = {name for name, text in rows.items() if text.startswith("refused")}
     values = {
-        "n": (2, 1),
         "presence_penalty": (0.5, 0.0),
         "frequency_penalty": (0.5, 0.0),
         "logprobs": (True, False),

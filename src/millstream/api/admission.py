@@ -3,8 +3,11 @@
 import hashlib
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
@@ -12,13 +15,7 @@ from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import IdempotencyConflict, InvalidRequest, QueueFull
 from millstream.shared.keys import Keys
-from millstream.shared.schemas import (
-    Message,
-    SamplingParams,
-    TaskRequest,
-    encode_request,
-    new_task_id,
-)
+from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
 from millstream.shared.scripts import Refused, Scripts, Submitted
 from millstream.shared.settings import Settings
 
@@ -32,15 +29,20 @@ RETRY_AFTER_MOST_S = 120  # beyond that the estimate is a guess, and the caller 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A task that is in the queue, or that an idempotency key had made before."""
+    """Tasks that are in the queue, or that an idempotency key had made before: one a choice."""
 
-    task_id: str
+    task_ids: tuple[str, ...]
     model: str
     known: bool
     position: int
     eta_s: float
     attached: bool
     """The answer belongs to the connection that asked for it."""
+
+    @property
+    def task_id(self) -> str:
+        """The first of them."""
+        return self.task_ids[0]
 
 
 class Admission:
@@ -55,24 +57,18 @@ class Admission:
 
     async def submit(
         self,
-        *,
+        *requests: TaskRequest,
         caller: Caller,
-        model: str | None,
-        sampling: SamplingParams,
-        messages: tuple[Message, ...] = (),
-        prompt: str | None = None,
         idempotency_key: str | None = None,
         body: bytes = b"",
         attached: bool = False,
     ) -> Accepted:
-        """Check and store a task.
+        """Check and store the tasks of one answer, all or none.
 
         Args:
-            caller: Whose task it is; one that may not use the model is told there is none.
-            model: Name, or None while the fleet serves just one.
-            sampling: How to choose tokens.
-            messages: A conversation, or
-            prompt: a plain prompt.
+            requests: What to generate, one a choice, of one model; its name is empty where the
+                caller named none, which will do while the fleet serves just one.
+            caller: Whose tasks they are; one that may not use the model is told there is none.
             idempotency_key: Makes it safe to send the same body again.
             body: The body as it came, compared when the key comes again.
             attached: The answer belongs to the connection: it is not decoded for nobody.
@@ -84,7 +80,7 @@ class Admission:
             RedisUnavailable: Redis does not answer.
             IdempotencyConflict: the key stands for another body.
         """
-        self._check(sampling, messages, prompt)
+        self._check(requests)
         if idempotency_key is not None and not (
             0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isprintable()
         ):
@@ -93,16 +89,16 @@ class Admission:
                 param="Idempotency-Key",
             )
         try:
-            name = await self._directory.resolve(model, allowed=caller.models)
-            request = TaskRequest(name, messages, prompt, sampling)
+            name = await self._directory.resolve(requests[0].model or None, allowed=caller.models)
+            named = [msgspec.structs.replace(request, model=name) for request in requests]
             answer = await self._submit(
-                name, caller.id, request, idempotency_key, body, attached=attached
+                name, caller.id, named, idempotency_key, body, attached=attached
             )
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
             return Accepted(
-                answer.task_id, name, answer.known, answer.position, answer.eta_s, attached
+                answer.task_ids, name, answer.known, answer.position, answer.eta_s, attached
             )
         if answer.conflict:
             raise IdempotencyConflict(
@@ -117,7 +113,7 @@ class Admission:
         self,
         model: str,
         caller: str,
-        request: TaskRequest,
+        requests: Sequence[TaskRequest],
         key: str | None,
         body: bytes,
         *,
@@ -137,12 +133,16 @@ class Admission:
             shards = [int.from_bytes(digest) % count]
         refused: list[Refused] = []
         for shard in shards:
+            (task_id, request), *more = [
+                (new_task_id(shard), encode_request(request)) for request in requests
+            ]
             answer = await self._try(
                 shard,
-                task_id=new_task_id(shard),
+                task_id=task_id,
                 model=model,
                 caller=caller,
-                request=encode_request(request),
+                request=request,
+                more=more,
                 max_queue=settings.max_queue // count + (shard < settings.max_queue % count),
                 live_ttl_s=settings.live_ttl_s,
                 idempotency_key=key,
@@ -162,19 +162,28 @@ class Admission:
             self._away_until[shard] = time.monotonic() + AWAY_S
             raise
 
-    def _check(
-        self, sampling: SamplingParams, messages: tuple[Message, ...], prompt: str | None
-    ) -> None:
+    def _check(self, requests: Sequence[TaskRequest]) -> None:
         settings = self._settings
-        size = len(prompt or "") + sum(len(message.content) for message in messages)
+        prompts = {(request.messages, request.prompt) for request in requests}
+        size = sum(
+            len(prompt or "") + sum(len(message.content) for message in messages)
+            for messages, prompt in prompts
+        )
+        first = requests[0]
         if size > settings.max_prompt_chars:
             raise InvalidRequest(
                 f"The prompt has {size} characters; {settings.max_prompt_chars} are the most.",
-                param="prompt" if prompt is not None else "messages",
+                param="messages" if first.messages else "prompt",
                 code="prompt_too_long",
             )
-        if sampling.max_tokens is not None and sampling.max_tokens > settings.max_tokens_limit:
+        asked = first.sampling.max_tokens
+        if asked is not None and asked > settings.max_tokens_limit:
             raise InvalidRequest(
                 f"At most {settings.max_tokens_limit} tokens may be asked for.",
                 param="max_tokens",
+            )
+        room = max(1, -(-settings.max_queue // settings.shards))  # where there is the most
+        if len(requests) > room:
+            raise InvalidRequest(
+                f"{len(requests)} choices are asked for; {room} may wait at once.", param="n"
             )

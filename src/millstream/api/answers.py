@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api.admission import Accepted
+from millstream.api.choices import Told, Turn, turns_of
 from millstream.api.errors import error_object, failed_task, unfinished
 from millstream.api.pod import Pod
 from millstream.api.streams import (
@@ -30,34 +32,44 @@ NO_RETRY = {"x-should-retry": "false"}
 
 
 async def streamed_answer(
-    pod: Pod, accepted: Accepted, caller: str, frames: AnswerFrames
+    pod: Pod, accepted: Accepted, caller: str, *choices: AnswerFrames
 ) -> Response:
-    """A task's answer as a stream; an error, if its worker refuses it at once."""
+    """An answer as a stream, a task a choice; an error, if a worker refuses it at once."""
     headers = {"x-task-id": accepted.task_id}
     silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
-    events = pod.relay.events(accepted.task_id, caller, after=0, tick_s=silence.tick_s)
-    first = await _first_word(pod, accepted, caller, events)
-    if first.done() and not first.exception() and (batch := first.result()):
-        refused = _refused(batch[0], headers)
-        if refused is not None:
-            return refused
+    turns = _turns(pod, accepted, caller, silence.tick_s)
+    first = await _first_word(pod, accepted, caller, turns)
+    if first.done() and not first.exception():
+        for _, batch in first.result():
+            if batch[0].kind == TaskState.FAILED:
+                await turns.aclose()
+                pod.left(accepted, caller)  # the other choices
+                status, body = failed_task(batch[0].body["error"])
+                return JSONResponse(body, status, {**headers, **NO_RETRY})
     return event_stream(
         pod,
         answer_stream(
-            pod, accepted, caller, frames=frames, events=_after(first, events), silence=silence
+            pod, accepted, caller, choices=choices, turns=_after(first, turns), silence=silence
         ),
         headers,
     )
 
 
+def _turns(pod: Pod, accepted: Accepted, caller: str, tick_s: float) -> AsyncGenerator[Turn]:
+    """What the answer's choices bring."""
+    return turns_of(
+        [pod.relay.events(task_id, caller, after=0, tick_s=tick_s) for task_id in accepted.task_ids]
+    )
+
+
 async def _first_word(
-    pod: Pod, accepted: Accepted, caller: str, events: AsyncGenerator[list[Event]]
-) -> "asyncio.Task[list[Event]]":
-    """The next batch, waited for only so long; it may still be under way."""
+    pod: Pod, accepted: Accepted, caller: str, turns: AsyncGenerator[Turn]
+) -> "asyncio.Task[Turn]":
+    """The next turn, waited for only so long; it may still be under way."""
     deadline = time.monotonic() + FIRST_WORD_S
     try:
         while True:
-            first = asyncio.create_task(_next(events))
+            first = asyncio.create_task(_next(turns))
             await asyncio.wait({first}, timeout=deadline - time.monotonic())
             if not first.done() or first.exception() or first.result():
                 return first
@@ -66,31 +78,21 @@ async def _first_word(
         raise
 
 
-async def _next(events: AsyncGenerator[list[Event]]) -> list[Event]:
-    return await anext(events)
+async def _next(turns: AsyncGenerator[Turn]) -> Turn:
+    return await anext(turns)
 
 
-async def _after(
-    first: "asyncio.Task[list[Event]]", events: AsyncGenerator[list[Event]]
-) -> AsyncIterator[list[Event]]:
-    """The batch that is under way already, then the rest; closes the events with itself."""
+async def _after(first: "asyncio.Task[Turn]", turns: AsyncGenerator[Turn]) -> AsyncIterator[Turn]:
+    """The turn that is under way already, then the rest; closes the choices with itself."""
     try:
         yield await first
-        async for batch in events:
-            yield batch
+        async for turn in turns:
+            yield turn
     finally:
         if not first.done():
             first.cancel()
             await asyncio.wait({first})
-        await events.aclose()
-
-
-def _refused(event: Event, headers: dict[str, str]) -> Response | None:
-    """The answer to a task that a worker refused before its first token."""
-    if event.kind != TaskState.FAILED:
-        return None
-    status, body = failed_task(event.body["error"])
-    return JSONResponse(body, status, {**headers, **NO_RETRY})
+        await turns.aclose()
 
 
 async def whole_answer(
@@ -98,12 +100,11 @@ async def whole_answer(
     pod: Pod,
     accepted: Accepted,
     caller: str,
-    body_of: Callable[[str, Event], dict[str, Any]],
+    body_of: Callable[..., dict[str, Any]],
 ) -> Response:
-    """A task's answer in one piece: `body_of` its text and its last event."""
-    tick_s = pod.settings.keepalive_s
-    events = pod.relay.events(accepted.task_id, caller, after=0, tick_s=tick_s)
-    collecting = asyncio.create_task(_collect(pod, events))
+    """An answer in one piece: `body_of(*choices)`, a `Told` each."""
+    turns = _turns(pod, accepted, caller, pod.settings.keepalive_s)
+    collecting = asyncio.create_task(_collect(pod, accepted, turns))
     gone = asyncio.create_task(client_gone(request))
     try:
         await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,30 +118,39 @@ async def whole_answer(
         gone.cancel()
         if not collecting.done():
             collecting.cancel()
-    text, last = collecting.result()
+    told = collecting.result()
     headers = {"x-task-id": accepted.task_id}
-    if last is None:
-        pod.left(accepted, caller)
+    if isinstance(told, list):
+        return JSONResponse(body_of(*told), headers=headers)
+    pod.left(accepted, caller)
+    if told is None:
         error = error_object("This server is going away.", status=503, code="server_closing")
         return JSONResponse(error, 503, {**headers, "Retry-After": "1"})
-    if last.kind == TaskState.COMPLETED:
-        return JSONResponse(body_of(text, last), headers=headers)
-    if last.kind == TaskState.CANCELLED:
-        return JSONResponse(unfinished(last), 409, headers)
-    status, body = failed_task(last.body["error"])
+    if told.kind == TaskState.CANCELLED:
+        return JSONResponse(unfinished(told), 409, headers)
+    status, body = failed_task(told.body["error"])
     return JSONResponse(body, status, {**headers, **NO_RETRY})
 
 
-async def _collect(pod: Pod, events: AsyncGenerator[list[Event]]) -> tuple[str, Event | None]:
-    """All text and the last event; None when the pod closes first."""
-    texts: list[str] = []
+async def _collect(
+    pod: Pod, accepted: Accepted, turns: AsyncGenerator[Turn]
+) -> list[Told] | Event | None:
+    """All choices, or the end of the first that was not completed; None: the pod closes first."""
+    tokens: list[list[Event]] = [[] for _ in accepted.task_ids]
+    ends: dict[int, Event] = {}
     heard_at = time.monotonic()
-    async for batch in events:
-        texts += [event.text for event in batch if event.kind == TOKEN]
-        if batch and batch[-1].terminal:
-            return "".join(texts), batch[-1]
-        if batch:
-            heard_at = time.monotonic()
-        elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
-            break
-    return "", None
+    async with aclosing(turns):
+        async for turn in turns:
+            for choice, batch in turn:
+                tokens[choice] += [event for event in batch if event.kind == TOKEN]
+                if batch[-1].terminal:
+                    ends[choice] = batch[-1]
+                    if batch[-1].kind != TaskState.COMPLETED:
+                        return batch[-1]
+            if len(ends) == len(tokens):
+                return [Told(told, ends[choice]) for choice, told in enumerate(tokens)]
+            if turn:
+                heard_at = time.monotonic()
+            elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
+                break
+    return None

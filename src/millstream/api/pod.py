@@ -123,9 +123,10 @@ class Pod:
         return TaskState(state), Usage(prompt, completion)
 
     def left(self, accepted: Accepted, caller: str) -> None:
-        """The client of a task went away: end it, after the grace, if the answer was its alone."""
+        """The client of an answer went away: end it, after the grace, if it was its alone."""
         if accepted.attached:
-            self._stop_later(accepted.task_id, caller)
+            for task_id in accepted.task_ids:
+                self._stop_later(task_id, caller)
 
     def _stop_later(self, task_id: str, caller: str) -> None:
 

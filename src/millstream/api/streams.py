@@ -13,12 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from millstream.api import sse
 from millstream.api.admission import Accepted
+from millstream.api.choices import Turn
 from millstream.api.errors import error_object
 from millstream.api.http import CUT
 from millstream.api.pod import Pod
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import MillstreamError
 from millstream.shared.events import Event
+from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ async def native_stream(
 
 
 class AnswerFrames(Protocol):
-    """How a form of the API writes an answer's events down."""
+    """How a form of the API writes the events of one choice down."""
 
     @property
     def ping(self) -> str:
@@ -137,24 +139,32 @@ async def answer_stream(
     accepted: Accepted,
     caller: str,
     *,
-    frames: AnswerFrames,
-    events: AsyncIterator[list[Event]],
+    choices: Sequence[AnswerFrames],
+    turns: AsyncIterator[Turn],
     silence: Silence,
 ) -> AsyncIterator[bytes]:
-    """The stream of an answer. The client going away stops the task."""
-    ended = False
+    """The stream of an answer. The client going away stops its tasks.
+
+    A choice that was stopped or has failed ends all: the answer cannot be finished any more.
+    """
+    left = len(choices)
     heard_at = time.monotonic()
     try:
-        yield (sse.OPENING + frames.opening()).encode()
-        async for batch in events:
+        yield (sse.OPENING + "".join(frames.opening() for frames in choices)).encode()
+        async for turn in turns:
             text = ""
-            if batch:
+            for choice, batch in turn:
+                frames, last = choices[choice], batch[-1]
+                if not last.terminal:
+                    text += frames.frames(batch)
+                    continue
+                text += frames.frames(batch[:-1]) + frames.ending(last)
+                left -= 1
+                if last.kind != TaskState.COMPLETED:
+                    yield text.encode()
+                    return
+            if turn:
                 heard_at = time.monotonic()
-            if batch and batch[-1].terminal:
-                ended = True
-                text = frames.frames(batch[:-1]) + frames.ending(batch[-1])
-            elif batch:
-                text = frames.frames(batch)
             elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
                 error = error_object(
                     "This server is going away; the answer was cut.",
@@ -164,16 +174,16 @@ async def answer_stream(
                 yield sse.data_frame(error).encode()
                 return
             if not text and silence.due:
-                text = frames.ping
+                text = choices[0].ping
             if text:
                 yield text.encode()
                 silence.broken()
-            if ended:
+            if not left:
                 return
     except MillstreamError as error:
         yield sse.data_frame(error_object(error.message, status=500, code=error.code)).encode()
     finally:
-        if not ended:
+        if left:
             pod.left(accepted, caller)
 
 

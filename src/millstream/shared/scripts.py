@@ -21,17 +21,23 @@ _pack = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A task that was accepted, or that this idempotency key had made before."""
+    """Tasks that were accepted, or that this idempotency key had made before."""
 
-    task_id: str
+    task_ids: tuple[str, ...]
     known: bool
     position: int
+    """Of the first of them."""
     eta_s: float
+
+    @property
+    def task_id(self) -> str:
+        """The first of them."""
+        return self.task_ids[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A task that was not accepted: the queue is full, or the key stands for another body."""
+    """Tasks that were not accepted: the queue is full, or the key stands for another body."""
 
     conflict: bool
     retry_after_s: float
@@ -101,6 +107,10 @@ class AppendRow(msgspec.Struct, frozen=True):
         return row
 
 
+def _ids(joined: bytes) -> tuple[str, ...]:
+    return tuple(joined.decode().split(" "))
+
+
 class Scripts:
     """The atomic steps on one Redis.
 
@@ -127,8 +137,12 @@ class Scripts:
         body_hash: str = "",
         idempotency_ttl_s: int = 86_400,
         orphan_s: float = 0,
+        more: Sequence[tuple[str, bytes]] = (),
     ) -> Submitted | Refused:
         """Accept a task, or say why not; nothing is stored in the second case.
+
+        With `more`, further tasks (id, request) of the same shard are accepted with it or not at
+        all.
 
         With `orphan_s` the answer belongs to a connection: should its pod die, the task is stopped
         once it has run for so long without any pod that follows it.
@@ -149,13 +163,15 @@ class Scripts:
                 body_hash,
                 idempotency_ttl_s,
                 int(orphan_s * 1000),
+                # Lua's msgpack knows no bytes.
+                _pack([part for task_id, body in more for part in (task_id, body.decode())]),
             ],
         )
         match answer[0]:
             case b"queued":
-                return Submitted(answer[1].decode(), False, answer[2], answer[3] / 1000)
+                return Submitted(_ids(answer[1]), False, answer[2], answer[3] / 1000)
             case b"known":
-                return Submitted(answer[1].decode(), True, 0, 0.0)
+                return Submitted(_ids(answer[1]), True, 0, 0.0)
             case b"full":
                 return Refused(conflict=False, retry_after_s=answer[1] / 1000)
             case _:

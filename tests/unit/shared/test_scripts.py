@@ -219,11 +219,40 @@ async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
     assert isinstance(await bench.submit(max_queue=3), Refused)
 
 
+async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> None:
+    ids = [new_task_id(0) for _ in range(3)]
+    wanted = {"task_id": ids[0], "request": b"0", "more": [(ids[1], b"1"), (ids[2], b"2")]}
+    await bench.task()
+    refused = await bench.submit(**wanted, max_queue=3)
+    assert refused == Refused(conflict=False, retry_after_s=1.0)
+    assert await bench.queue_length() == 1
+    for _ in range(2):  # the answer to the first was lost
+        assert await bench.submit(**wanted, max_queue=4) == Submitted(tuple(ids), False, 2, 2.0)
+    assert await bench.queue_length() == 4
+    assert [(c.task_id, c.request) for c in (await bench.claim("w1"))[1:]] == [
+        (ids[0], b"0"),
+        (ids[1], b"1"),
+        (ids[2], b"2"),
+    ]
+
+
+async def test_a_key_stands_for_all_tasks_it_made(bench: Bench) -> None:
+    def wanted() -> dict[str, Any]:
+        more = [(new_task_id(0), b"{}")]
+        return {"idempotency_key": "k", "body_hash": "1", "more": more}
+
+    first = await bench.submit(**wanted())
+    assert isinstance(first, Submitted)
+    assert len(first.task_ids) == 2
+    assert await bench.submit(**wanted()) == Submitted(first.task_ids, True, 0, 0.0)
+    assert await bench.queue_length() == 2
+
+
 async def test_idempotency_is_per_caller_and_body(bench: Bench) -> None:
     first = await bench.submit(idempotency_key="k", body_hash="1")
     again = await bench.submit(idempotency_key="k", body_hash="1")
     assert isinstance(first, Submitted)
-    assert again == Submitted(first.task_id, True, 0, 0.0)
+    assert again == Submitted(first.task_ids, True, 0, 0.0)
     assert await bench.submit(idempotency_key="k", body_hash="2") == Refused(True, 0)
     other = await bench.submit(idempotency_key="k", body_hash="2", caller="bob")
     assert isinstance(other, Submitted)

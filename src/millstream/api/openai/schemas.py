@@ -14,6 +14,7 @@ ModelName = Annotated[str, Field(min_length=1, max_length=200)]
 MAX_MESSAGES = 10_000
 MAX_STOPS = 16
 MAX_PARTS = 1_000
+MAX_CHOICES = 16
 
 
 class Body(BaseModel):
@@ -93,7 +94,7 @@ class ChatCompletionRequest(Sampling):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    n: int | None = Field(default=None, ge=1, le=1, description="Only 1 so far")
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logprobs: bool | None = None

@@ -9,12 +9,14 @@ from fastapi.responses import Response
 from millstream.api.answers import streamed_answer, whole_answer
 from millstream.api.auth.dependencies import CurrentCaller
 from millstream.api.body import largest_body, read_body
+from millstream.api.choices import Told
 from millstream.api.openai import mapping
+from millstream.api.openai.chat import ChatChoice, ChatChunks, chat_completion
 from millstream.api.openai.schemas import ChatCompletionRequest
 from millstream.api.pod import CurrentPod
 from millstream.api.routes.openapi import json_body
 from millstream.shared.errors import InvalidRequest
-from millstream.shared.events import Event
+from millstream.shared.schemas import TaskRequest
 
 router = APIRouter(tags=["openai"])
 
@@ -34,31 +36,34 @@ async def create_chat_completion(
     body, raw = await read_body(request, ChatCompletionRequest, most=limit)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    messages = mapping.messages_of(body.messages)
+    sampling = mapping.sampling_of(body, mapping.chat_max_tokens(body))
     key = request.headers.get("idempotency-key")
     accepted = await pod.admission.submit(
+        *(
+            TaskRequest(body.model or "", messages, sampling=choice)
+            for choice in mapping.choices_of(sampling, body.n or 1)
+        ),
         caller=caller,
-        model=body.model,
-        sampling=mapping.sampling_of(body, mapping.chat_max_tokens(body)),
-        messages=mapping.messages_of(body.messages),
         idempotency_key=key,
         body=raw,
         # Who sends a key means to come back for the answer: it is not bound to this connection.
         attached=key is None,
     )
-    task_id, created = accepted.task_id, int(time.time())
+    task_id, model, created = accepted.task_id, accepted.model, int(time.time())
     if not body.stream:
 
-        def completion(text: str, last: Event) -> dict[str, Any]:
-            return mapping.chat_completion(
-                task_id, model=accepted.model, created=created, text=text, body=last.body
-            )
+        def completion(*choices: Told) -> dict[str, Any]:
+            return chat_completion(task_id, model=model, created=created, choices=choices)
 
         return await whole_answer(request, pod, accepted, caller.id, completion)
-    options = body.stream_options
-    chunks = mapping.ChatChunks(
+    options, count = body.stream_options, len(accepted.task_ids)
+    chunks = ChatChunks(
         task_id,
-        model=accepted.model,
+        model=model,
         created=created,
+        choices=count,
         include_usage=bool(options and options.include_usage),
     )
-    return await streamed_answer(pod, accepted, caller.id, chunks)
+    choices = [ChatChoice(chunks, index) for index in range(count)]
+    return await streamed_answer(pod, accepted, caller.id, *choices)

@@ -18,7 +18,7 @@ from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.events import TOKEN
 from millstream.shared.keys import Keys
-from millstream.shared.schemas import Usage, shard_of
+from millstream.shared.schemas import TaskRequest, Usage, shard_of
 from millstream.shared.states import TaskState
 
 router = APIRouter(tags=["tasks"])
@@ -39,11 +39,13 @@ async def create_task(
         given = "messages" if body.messages is None else "prompt"
         raise InvalidRequest("Give either messages or prompt.", param=given)
     accepted = await pod.admission.submit(
+        TaskRequest(
+            body.model or "",
+            mapping.messages_of(body.messages or ()),
+            body.prompt,
+            mapping.sampling_of(body, body.max_tokens),
+        ),
         caller=caller,
-        model=body.model,
-        sampling=mapping.sampling_of(body, body.max_tokens),
-        messages=mapping.messages_of(body.messages or ()),
-        prompt=body.prompt,
         idempotency_key=request.headers.get("idempotency-key"),
         body=raw,
     )
