@@ -26,6 +26,8 @@ from tests.support.readme import (
 from millstream.api.app import create_app
 from millstream.api.errors import status_of
 from millstream.api.openai import mapping
+from millstream.api.openai.response_request import options_of
+from millstream.api.openai.response_schemas import ResponseRequest
 from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
 from millstream.shared import errors, keys
 from millstream.shared.keys import Keys
@@ -217,9 +219,10 @@ def test_every_script_is_described() -> None:
 
 
 def test_decisions_are_numbered_and_listed() -> None:
-    for number, page in enumerate(DECISIONS, 1):
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert len(set(numbers)) == len(numbers)
+    for number, page in zip(numbers, DECISIONS, strict=True):
         text = page.read_text("utf-8")
-        assert page.name.startswith(f"{number:04}-")
         assert text.startswith(f"# {number}. "), page.name
         assert "\n## Context\n" in text, page.name
         assert "\n## Decision\n" in text, page.name
@@ -294,6 +297,27 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
         assert mapping.sampling_of(chat(**{name: value}), None) == plain
     supported = {name for name, text in rows.items() if text.startswith("supported")}
     assert supported | refused | ignored | unknown == set(rows)
+
+
+def test_the_fields_of_a_response_are_those_of_its_schema() -> None:
+    rows = {code_spans(row[0])[0]: row[1] for row in table_rows(API, "### Fields of a response")}
+    assert set(rows) == set(ResponseRequest.model_fields)
+    refused = {
+        "text": {"format": {"type": "json_object"}},
+        "truncation": "auto",
+        "tools": [{}],
+        "tool_choice": "required",
+        "top_logprobs": 1,
+        "reasoning": {"effort": "low"},
+        "conversation": "conv_1",
+        "prompt": {"id": "x"},
+    }
+    assert {name for name, text in rows.items() if text.startswith("refused")} == set(refused)
+    for name, value in refused.items():
+        with pytest.raises(ValidationError, match=name):
+            ResponseRequest.model_validate({"input": "x", name: value})
+    again = {name for name, text in rows.items() if text.startswith("said again")}
+    assert again <= set(msgspec.structs.asdict(options_of(ResponseRequest(input="x"), 0)))
 
 
 def test_the_fields_of_a_task_are_those_of_its_schema() -> None:

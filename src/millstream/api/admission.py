@@ -170,17 +170,20 @@ class Admission:
             for messages, prompt in prompts
         )
         first = requests[0]
+        prompt_field, bound_field = ("messages" if first.messages else "prompt"), "max_tokens"
+        if first.response is not None:
+            prompt_field, bound_field = "input", "max_output_tokens"
         if size > settings.max_prompt_chars:
             raise InvalidRequest(
                 f"The prompt has {size} characters; {settings.max_prompt_chars} are the most.",
-                param="messages" if first.messages else "prompt",
+                param=prompt_field,
                 code="prompt_too_long",
             )
         asked = first.sampling.max_tokens
         if asked is not None and asked > settings.max_tokens_limit:
             raise InvalidRequest(
                 f"At most {settings.max_tokens_limit} tokens may be asked for.",
-                param="max_tokens",
+                param=bound_field,
             )
         room = max(1, -(-settings.max_queue // settings.shards))  # where there is the most
         if len(requests) > room:

@@ -59,6 +59,19 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
         raise _explain(error, cast("dict[str, Any]", value)) from None
 
 
+def read_query(request: Request, schema: type[Model]) -> Model:
+    """Check a request's query against a schema.
+
+    Raises:
+        InvalidRequest: a value is not as it must be.
+    """
+    values = dict(request.query_params)
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, values) from None
+
+
 async def _read(request: Request, most: int) -> bytes:
     too_large = RequestTooLarge(f"The request body may have {most} bytes at the most.")
     length = request.headers.get("content-length", "")
@@ -136,14 +149,15 @@ def _beyond_json(value: Any) -> bool:
 def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
     faults = error.errors(include_url=False, include_context=False)
     field = faults[0]["loc"][:1]
-    # A union reports each of its branches; the one that got furthest is what the caller meant.
+    # A union reports each of its branches; the one that got furthest is what the caller meant. But
+    # of a part of another type nothing else is worth telling: it never was to be as ours are.
     param, first = max(
         (
             (_path(fault["loc"], value, missing=fault["type"] == "missing"), fault)
             for fault in faults
             if fault["loc"][:1] == field
         ),
-        key=lambda pair: len(pair[0]),
+        key=lambda pair: (pair[0].endswith(".type"), len(pair[0])),
     )
     if first["type"] == "extra_forbidden":
         return InvalidRequest(

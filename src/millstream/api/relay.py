@@ -4,14 +4,17 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from io import StringIO
 
 from millstream.api.feed import Feed, Reader
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import ExpiredTask, LogRewound, RedisUnavailable, UnknownTask
-from millstream.shared.events import Event
+from millstream.shared.events import TOKEN, Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import LogPage, Scripts
+from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,16 @@ RECHECK_S = 15.0
 # with its next step, a pod as soon as it is connected.
 HEAL_S = 5.0
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What a task's log holds at a moment."""
+
+    state: TaskState
+    text: str
+    last: Event | None
+    """The terminal event, once there is one."""
 
 
 class Relay:
@@ -63,6 +76,22 @@ class Relay:
         if page == "expired":
             raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
         raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
+
+    async def so_far(self, task_id: str, caller: str) -> SoFar:
+        """The whole log as it stands; raises as `page`."""
+        text = StringIO()
+        after = 0
+        while True:
+            page = await self.page(task_id, caller, after=after)
+            for event in page.events:
+                if event.kind == TOKEN:
+                    text.write(event.text)
+            if not page.events:
+                return SoFar(page.state, text.getvalue(), None)
+            last = page.events[-1]
+            if last.terminal:
+                return SoFar(TaskState(last.kind), text.getvalue(), last)
+            after = last.seq
 
     async def events(
         self, task_id: str, caller: str, *, after: int, tick_s: float

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from millstream.shared.events import Event
@@ -35,14 +35,23 @@ class _Tail:
     last: int = 0
 
 
+@dataclass(slots=True)
+class _End:
+    """A task whose end its caller was told, and the script that brings it about."""
+
+    told_at: float
+    caller: str
+    script: Callable[..., Awaitable[object]]
+
+
 class Shown:
-    """Events that were sent, and stops that were confirmed, in the last seconds of Redis's life."""
+    """Events that were sent, stops and deletes that were confirmed, in Redis's last seconds."""
 
     def __init__(self, scripts: Scripts, *, result_ttl_s: int) -> None:
         self._scripts = scripts
         self._result_ttl_s = result_ttl_s
         self._tails: dict[str, _Tail] = {}
-        self._stops: dict[str, tuple[float, str]] = {}
+        self._ends: dict[str, _End] = {}
 
     def note(self, task_id: str, events: Sequence[Event]) -> None:
         """A reader is given these events of a log, which follow each other."""
@@ -60,7 +69,11 @@ class Shown:
 
     def note_stop(self, task_id: str, caller: str) -> None:
         """A caller was told that its task is stopped."""
-        self._stops[task_id] = (time.monotonic(), caller)
+        self._ends[task_id] = _End(time.monotonic(), caller, self._scripts.stop)
+
+    def note_delete(self, task_id: str, caller: str) -> None:
+        """A caller was told that its task is deleted."""
+        self._ends[task_id] = _End(time.monotonic(), caller, self._scripts.delete)
 
     def forget_old(self, shard: int) -> None:
         """A shard's Redis has lived on: what is older than it could lose needs no keeping."""
@@ -72,9 +85,9 @@ class Shown:
                 tail.count -= len(tail.batches.popleft()[1])
             if not tail.batches:
                 del self._tails[task_id]
-        for task_id, (at, _) in list(self._stops.items()):
-            if at < oldest and shard_of(task_id) == shard:
-                del self._stops[task_id]
+        for task_id, end in list(self._ends.items()):
+            if end.told_at < oldest and shard_of(task_id) == shard:
+                del self._ends[task_id]
 
     async def put_back(self, shard: int, *, done: set[str]) -> list[str]:
         """Write again what a shard's Redis may lack; the tasks whose logs have gone on otherwise.
@@ -92,11 +105,7 @@ class Shown:
             for task_id, tail in self._tails.items()
             if shard_of(task_id) == shard
         }
-        stops = {
-            task_id: caller
-            for task_id, (_, caller) in self._stops.items()
-            if shard_of(task_id) == shard
-        }
+        ends = {task_id: end for task_id, end in self._ends.items() if shard_of(task_id) == shard}
         changed: list[str] = []
 
         async def write_again(task_id: str) -> None:
@@ -108,11 +117,11 @@ class Shown:
                     result_ttl_s=self._result_ttl_s,
                     events=tails[task_id],
                 )
-            if task_id in stops:
-                await self._scripts.stop(
+            if (end := ends.get(task_id)) is not None:
+                await end.script(
                     Keys(shard),
                     task_id=task_id,
-                    caller=stops[task_id],
+                    caller=end.caller,
                     result_ttl_s=self._result_ttl_s,
                 )
             if answer == "other":
@@ -120,7 +129,7 @@ class Shown:
             else:
                 done.add(task_id)
 
-        left = [task_id for task_id in {**tails, **stops} if task_id not in done]
+        left = [task_id for task_id in {**tails, **ends} if task_id not in done]
         for at in range(0, len(left), AT_ONCE):
             calls = (write_again(task_id) for task_id in left[at : at + AT_ONCE])
             for error in await asyncio.gather(*calls, return_exceptions=True):
@@ -131,7 +140,9 @@ class Shown:
         for task_id in tails.keys() & self._tails.keys():
             batches = self._tails[task_id].batches
             self._tails[task_id].batches = deque((now, batch) for _, batch in batches)
-        self._stops |= {task_id: (now, caller) for task_id, caller in stops.items()}
+        for told in ends.values():
+            told.told_at = now
+        self._ends = {**ends, **self._ends}
         if changed:
             logger.warning("Redis has lost events of %d tasks that were shown", len(changed))
         return changed

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol
 
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
@@ -121,6 +121,11 @@ class AnswerFrames(Protocol):
         """A keepalive."""
         ...
 
+    @property
+    def resumable(self) -> bool:
+        """Whether another pod can go on from any frame: then a pod that must go cuts at once."""
+        ...
+
     def opening(self) -> str:
         """What comes before the first event."""
         ...
@@ -131,6 +136,10 @@ class AnswerFrames(Protocol):
 
     def ending(self, event: Event) -> str:
         """The frames of the last event: nothing is called finished that is not."""
+        ...
+
+    def trouble(self, error: dict[str, Any]) -> str:
+        """An error of the stream: whatever becomes of the task, its answer ends here."""
         ...
 
 
@@ -165,13 +174,16 @@ async def answer_stream(
                     return
             if turn:
                 heard_at = time.monotonic()
-            elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
+            elif pod.closed or (
+                pod.closing
+                and (choices[0].resumable or time.monotonic() - heard_at > CLOSING_SILENCE_S)
+            ):
                 error = error_object(
                     "This server is going away; the answer was cut.",
                     status=503,
                     code="server_closing",
                 )
-                yield sse.data_frame(error).encode()
+                yield choices[0].trouble(error).encode()
                 return
             if not text and silence.due:
                 text = choices[0].ping
@@ -181,7 +193,8 @@ async def answer_stream(
             if not left:
                 return
     except MillstreamError as error:
-        yield sse.data_frame(error_object(error.message, status=500, code=error.code)).encode()
+        told = error_object(error.message, status=500, code=error.code)
+        yield choices[0].trouble(told).encode()
     finally:
         if left:
             pod.left(accepted, caller)

@@ -62,12 +62,17 @@ _UNICODE_BREAKS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u00
 _text_decoder = msgspec.json.Decoder(str)
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _pod_decoder = msgspec.msgpack.Decoder(list[list[Any]])
-_encode_text = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 def token_data(text: str) -> str:
     """The data of a token event."""
-    data = _encode_text(text).decode()
+    return one_line(text)
+
+
+def one_line(value: Any) -> str:
+    """JSON in which no client finds a line break."""
+    data = _encode(value).decode()
     if not data.isascii():
         # Line breaks to Unicode, though not to SSE: some clients split lines at them.
         for character, escape in _UNICODE_BREAKS:
@@ -78,7 +83,7 @@ def token_data(text: str) -> str:
 def error_data(message: str, *, code: str, param: str | None = None, kind: str) -> str:
     """The data of a failed event; `kind` is OpenAI's error type."""
     error = {"message": message, "type": kind, "param": param, "code": code}
-    return _encode_text({"error": error}).decode()
+    return _encode({"error": error}).decode()
 
 
 def decode_log(entries: Sequence[Sequence[Any]]) -> list[Event]:

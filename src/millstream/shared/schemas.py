@@ -32,6 +32,25 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """Strings that end the text; they are not part of it."""
 
 
+class ResponseOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task of `/v1/responses` has besides: for pods to read again, of no use to workers."""
+
+    created_at: int
+    """Unix time in seconds."""
+    background: bool = False
+    """No connection has to stay for it."""
+    store: bool = True
+    """It can be asked for again by its id."""
+    instructed: bool = False
+    """The first message is the request's `instructions`, which no later turn inherits."""
+    previous_response_id: str | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = True
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
 class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the caller asked for: a conversation or a plain prompt, never both."""
 
@@ -39,6 +58,8 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
     sampling: SamplingParams = SamplingParams()
+    response: ResponseOptions | None = None
+    """None: it was not asked for by `/v1/responses`."""
 
 
 class Usage(msgspec.Struct, frozen=True):

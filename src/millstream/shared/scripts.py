@@ -320,6 +320,11 @@ class Scripts:
             return answer[0].decode(), 0, 0
         return answer[0].decode(), int(answer[1]), int(answer[2])
 
+    async def delete(self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int) -> bool:
+        """End and forget a task, as if it had never been; whether there was one of this caller."""
+        answer = await self._run("delete", [shard.task(task_id)], [task_id, caller, result_ttl_s])
+        return answer == b"deleted"
+
     async def follow(
         self, shard: Keys, *, task_id: str, caller: str, pod: str, after: int, count: int
     ) -> LogPage | str:
@@ -371,6 +376,10 @@ class Scripts:
         """All of a task's state but its request; empty where there is no such task."""
         rows: dict[bytes, bytes] = await self._bounded(self._client.hgetall(shard.task(task_id)))
         return {name.decode(): value.decode() for name, value in rows.items() if name != b"request"}
+
+    async def request_of(self, shard: Keys, task_id: str) -> bytes | None:
+        """What a task's caller asked for; None where there is no such task."""
+        return await self._bounded(self._client.hget(shard.task(task_id), "request"))
 
     async def leave(self, registry: str, member: str) -> None:
         """Take a process off the roster at once."""

@@ -412,6 +412,39 @@ async def test_stop_of_a_dead_owner_s_task(bench: Bench) -> None:
     assert await bench.claim("w2") == []
 
 
+@pytest.mark.parametrize("state", ["queued", "running", "completed"])
+async def test_a_deleted_task_has_never_been(bench: Bench, pubsub: Any, state: str) -> None:
+    task_id = await bench.task()
+    claims = [] if state == "queued" else await bench.claim("w")
+    if state == "completed":
+        await bench.append(row(claims[0], 1, "a", outcome="completed", detail="stop"))
+    else:
+        await bench.scripts.follow(SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=10)
+    await pubsub.ssubscribe(SHARD.pod("p"))
+    assert not await bench.scripts.delete(SHARD, task_id=task_id, caller="bob", result_ttl_s=10)
+    assert await bench.state(task_id) == state
+    assert await bench.scripts.delete(SHARD, task_id=task_id, caller="ann", result_ttl_s=10)
+    for key in (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id)):
+        assert not await bench.client.exists(key)
+    assert await bench.queue_length() == 0
+    assert await bench.stop(task_id) == ("unknown", 0, 0)
+    follow = bench.scripts.follow(SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=10)
+    assert await follow == "unknown"
+    assert not await bench.scripts.delete(SHARD, task_id=task_id, caller="ann", result_ttl_s=10)
+    if state == "running":  # its worker drops it, and nobody takes it up
+        assert await bench.append(row(claims[0], 1, "a")) == [MISSING]
+        await bench.lapse()
+    assert await bench.claim("other") == []
+    assert await bench.restore(task_id, Event(1, "t", "1", '"a"')) == "unknown"
+    if state != "completed":  # who read it live has seen its end
+        message = None
+        while message is None:
+            message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        ((told, events),) = decode_pod_message(message["data"])
+        assert (told, [event.kind for event in events]) == (task_id, ["cancelled"])
+    await pubsub.aclose()
+
+
 async def test_stop_after_the_end_changes_nothing(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")

@@ -80,6 +80,7 @@ class ChatChoice:
     """The frames of one choice: constant text around each escaped delta."""
 
     ping = sse.OPENAI_PING
+    resumable = False
 
     def __init__(self, chunks: ChatChunks, index: int) -> None:
         self._chunks = chunks
@@ -106,3 +107,7 @@ class ChatChoice:
         body = event.body
         end = f'}},"logprobs":null,"finish_reason":"{body["finish_reason"]}"}}]{self._chunks.tail}'
         return f"{self._choice}{end}{self._chunks.closing(body['usage'])}"
+
+    def trouble(self, error: dict[str, Any]) -> str:
+        """An error object in place of the rest."""
+        return sse.data_frame(error)

@@ -8,14 +8,15 @@ import msgspec
 from millstream.api.openai.schemas import ChatCompletionRequest, ChatMessage, Sampling
 from millstream.shared.schemas import Message, SamplingParams
 
-_ROLES = {"developer": "system"}
+
+def role_of(role: str) -> str:
+    """OpenAI's newer word for the system is the old one to every template."""
+    return "system" if role == "developer" else role
 
 
 def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The conversation; OpenAI's newer word for the system is the old one to every template."""
-    return tuple(
-        Message(_ROLES.get(message.role, message.role), message.text) for message in messages
-    )
+    """The conversation."""
+    return tuple(Message(role_of(message.role), message.text) for message in messages)
 
 
 def sampling_of(body: Sampling, max_tokens: int | None) -> SamplingParams:

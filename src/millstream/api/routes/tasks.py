@@ -16,7 +16,6 @@ from millstream.api.routes.openapi import json_body
 from millstream.api.streams import event_stream, native_stream
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
-from millstream.shared.events import TOKEN
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import TaskRequest, Usage, shard_of
 from millstream.shared.states import TaskState
@@ -71,27 +70,18 @@ async def get_task(
     caller: CurrentCaller,
 ) -> dict[str, Any]:
     """How a task stands, with its text so far."""
-    page = await pod.relay.page(task_id, caller.id, after=0)  # also says whose it is
+    log = await pod.relay.so_far(task_id, caller.id)  # also says whose it is
     try:
         fields = await pod.scripts.task_fields(Keys(shard_of(task_id) or 0), task_id)
     except RedisError as error:
         raise unavailable(error) from error
-    texts: list[str] = []
-    last = None
-    while page.events:
-        texts += [event.text for event in page.events if event.kind == TOKEN]
-        last = page.events[-1]
-        if last.terminal:
-            break
-        page = await pod.relay.page(task_id, caller.id, after=last.seq)
-    state = TaskState(last.kind) if last is not None and last.terminal else page.state
     usage = Usage(int(fields.get("prompt_tokens", 0)), int(fields.get("tokens", 0)))
-    body = last.body if last is not None and last.terminal else {}
+    body = {} if log.last is None else log.last.body
     return {
         "task_id": task_id,
-        "status": state,
+        "status": log.state,
         "model": fields.get("model"),
-        "text": "".join(texts),
+        "text": log.text,
         "usage": body.get("usage", usage.to_dict()),
         "finish_reason": body.get("finish_reason"),
         "attempts": int(fields.get("attempt", 0)),

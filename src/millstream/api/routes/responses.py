@@ -1,0 +1,149 @@
+"""`/v1/responses`: OpenAI's Responses, made to be left and come back to where they are stored."""
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from millstream.api import responses as stored_responses
+from millstream.api.admission import Accepted
+from millstream.api.answers import streamed_answer, whole_answer
+from millstream.api.auth.dependencies import CurrentCaller
+from millstream.api.body import largest_body, read_body, read_query
+from millstream.api.choices import Told, turns_of
+from millstream.api.openai import mapping
+from millstream.api.openai.response_events import Numbering, ResponseFrames
+from millstream.api.openai.response_object import response_object
+from millstream.api.openai.response_request import items_page, messages_of, options_of
+from millstream.api.openai.response_schemas import (
+    InputItemsQuery,
+    ResponseRequest,
+    RetrieveQuery,
+)
+from millstream.api.pod import CurrentPod, Pod
+from millstream.api.routes.openapi import json_body
+from millstream.api.streams import Silence, answer_stream, event_stream
+from millstream.shared.errors import EventOutOfRange, InvalidRequest
+from millstream.shared.schemas import Message, TaskRequest
+from millstream.shared.states import TaskState
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post("/v1/responses", response_model=None, openapi_extra=json_body(ResponseRequest))
+async def create_response(request: Request, pod: CurrentPod, caller: CurrentCaller) -> Response:
+    """An answer, whole, as a stream, or in the background."""
+    limit = largest_body(pod.settings.max_prompt_chars)
+    body, raw = await read_body(request, ResponseRequest, most=limit)
+    options = options_of(body, int(time.time()))
+    if options.background and not options.store:
+        raise InvalidRequest("background needs store: true.", param="background")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+    earlier: tuple[Message, ...] = ()
+    if body.previous_response_id is not None:
+        earlier = await stored_responses.turns_before(pod, body.previous_response_id, caller.id)
+    asked = TaskRequest(
+        body.model or "",
+        messages_of(body, earlier),
+        sampling=mapping.sampling_of(body, body.max_output_tokens),
+        response=options,
+    )
+    key = request.headers.get("idempotency-key")
+    accepted = await pod.admission.submit(
+        asked,
+        caller=caller,
+        idempotency_key=key,
+        body=raw,
+        # Who sends a key means to come back for the answer, as does who lets it run on its own.
+        attached=key is None and not options.background,
+    )
+    task_id = accepted.task_id
+    asked = msgspec.structs.replace(asked, model=accepted.model)
+    if accepted.known:
+        asked = await stored_responses.request_of(pod, task_id, caller.id)
+    if options.background and not body.stream:
+        answer = await stored_responses.as_it_stands(pod, task_id, asked, caller.id)
+        return JSONResponse(answer, headers={"x-task-id": task_id})
+    if body.stream:
+        frames = ResponseFrames(task_id, asked)
+        if options.background:
+            return _stream(pod, accepted, caller.id, frames)
+        return await streamed_answer(pod, accepted, caller.id, frames)
+
+    def completed(told: Told) -> dict[str, Any]:
+        state = TaskState.COMPLETED
+        return response_object(task_id, asked, state=state, text=told.text, last=told.end)
+
+    return await whole_answer(request, pod, accepted, caller.id, completed)
+
+
+def _stream(pod: Pod, accepted: Accepted, caller: str, frames: ResponseFrames) -> Response:
+    """The stream of a response that goes on without its readers."""
+    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
+    events = pod.relay.events(accepted.task_id, caller, after=0, tick_s=silence.tick_s)
+    content = answer_stream(
+        pod, accepted, caller, choices=[frames], turns=turns_of([events]), silence=silence
+    )
+    return event_stream(pod, content, {"x-task-id": accepted.task_id})
+
+
+@router.get("/v1/responses/{response_id}", response_model=None)
+async def get_response(
+    response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller
+) -> Response:
+    """A response as it stands, or its events after a number and then as they come."""
+    query = read_query(request, RetrieveQuery)
+    if query.starting_after is not None and not query.stream:
+        raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
+    stored = await stored_responses.find(pod, response_id, caller.id)
+    task_id = stored.task_id
+    if not query.stream:
+        return JSONResponse(
+            await stored_responses.as_it_stands(pod, task_id, stored.request, caller.id)
+        )
+    after = -1 if query.starting_after is None else query.starting_after
+    numbering = Numbering(stored.request)
+    page = await pod.relay.page(task_id, caller.id, after=numbering.seen(after), count=1)
+    if after > (last := numbering.last(page)):
+        raise EventOutOfRange(
+            f"The stream has come to {last}; {after} is ahead of it.", param="starting_after"
+        )
+    reader = Accepted((task_id,), page.model, known=True, position=0, eta_s=0, attached=False)
+    return _stream(pod, reader, caller.id, ResponseFrames(task_id, stored.request, after=after))
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel_response(
+    response_id: str, pod: CurrentPod, caller: CurrentCaller
+) -> dict[str, Any]:
+    """End a background response now; one that has ended stays as it was."""
+    stored = await stored_responses.find(pod, response_id, caller.id)
+    if not stored.options.background:
+        raise InvalidRequest(
+            "Only a response with background: true can be cancelled.", param="response_id"
+        )
+    await pod.stop(stored.task_id, caller.id)
+    return await stored_responses.as_it_stands(pod, stored.task_id, stored.request, caller.id)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(
+    response_id: str, pod: CurrentPod, caller: CurrentCaller
+) -> dict[str, Any]:
+    """End a response and forget it."""
+    stored = await stored_responses.find(pod, response_id, caller.id)
+    await stored_responses.delete(pod, stored, caller.id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller
+) -> dict[str, Any]:
+    """What a response answers: its input, after the turns before it."""
+    query = read_query(request, InputItemsQuery)
+    stored = await stored_responses.find(pod, response_id, caller.id)
+    return items_page(stored.task_id, stored.request, query)
