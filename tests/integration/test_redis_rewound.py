@@ -97,11 +97,14 @@ async def test_a_pod_puts_back_what_it_has_told(frail: LocalFleet, store: Store)
         expected = sse.native_text(await read(http, await submit(http, tokens=60, rate=30)))
         running = await submit(http, tokens=60, rate=30)
         stopped = await submit(http, tokens=1000, rate=30)
+        response = {"input": '@fake {"tokens": 1000, "rate": 30}', "background": True}
+        deleted = (await http.post("/v1/responses", json=response)).json()["id"]
         ended = await submit(http, tokens=20, rate=30)
         reading, short = Reading(http, running), Reading(http, ended)
         await reading.has(10)
         mark = store.mark()
         assert (await http.post(f"/tasks/{stopped}/stop")).json()["status"] == "cancelled"
+        assert (await http.delete(f"/v1/responses/{deleted}")).status_code == 200
         await short.ended()
         await reading.has(25)
         worker.kill()
@@ -111,6 +114,7 @@ async def test_a_pod_puts_back_what_it_has_told(frail: LocalFleet, store: Store)
         store.start()
         assert await length(frail, running) < 25
         assert await length(frail, ended) < 21
+        assert await length(frail, deleted.removeprefix("resp_")) > 0
         wake(api)
         await whole(frail, running, len(reading.frames))
         for task_id, state in ((ended, "completed"), (stopped, "cancelled")):
@@ -119,6 +123,11 @@ async def test_a_pod_puts_back_what_it_has_told(frail: LocalFleet, store: Store)
                 return (await http.get(f"/tasks/{task_id}")).json()["status"] == state
 
             await eventually(as_told, what=f"{state} again")
+
+        async def gone() -> bool:
+            return (await http.get(f"/v1/responses/{deleted}")).status_code == 404
+
+        await eventually(gone, what="the deleted response to go again")
         again = await read(http, ended)
         assert [(f.id, f.data) for f in again] == [(f.id, f.data) for f in short.frames]
         assert await length(frail, running) <= seen

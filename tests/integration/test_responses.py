@@ -217,6 +217,20 @@ async def test_a_number_that_cannot_be(
     assert answer.json()["error"]["param"] == param
 
 
+async def test_a_number_under_which_redis_has_other_bytes_by_now(
+    http: httpx.AsyncClient, shared_fleet: LocalFleet
+) -> None:
+    whole = (await http.post("/v1/responses", json={"input": directed(tokens=4)})).json()
+    task_key = Keys(0).task(task_of(whole["id"]))
+    await shared_fleet.redis.hset(task_key, "rewound_at", "3")  # as a pod marks it
+    for after, status in ((-1, 200), (5, 200), (6, 410), (9, 410)):
+        query = {"stream": "true"} | ({"starting_after": str(after)} if after >= 0 else {})
+        answer = await http.get(f"/v1/responses/{whole['id']}", params=query)
+        assert answer.status_code == status, after
+        if status == 410:
+            assert answer.json()["error"]["code"] == "log_rewound"
+
+
 async def test_an_end_by_max_output_tokens_is_incomplete(client: openai.AsyncOpenAI) -> None:
     stream = await client.responses.create(
         model="fake", input="x", max_output_tokens=3, stream=True
