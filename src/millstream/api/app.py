@@ -11,7 +11,16 @@ from starlette.types import ASGIApp
 from millstream import __version__
 from millstream.api.errors import install_error_handlers
 from millstream.api.pod import open_pod
-from millstream.api.routes import chat, health, models, responses, tasks, usage
+from millstream.api.routes import (
+    chat,
+    fleet,
+    health,
+    models,
+    pages,
+    responses,
+    tasks,
+    usage,
+)
 from millstream.api.routes.openapi import describe
 from millstream.shared.settings import Settings
 
@@ -40,8 +49,18 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         redirect_slashes=False,  # its Location would repeat whatever Host a client sends
     )
     install_error_handlers(app)
-    for module in (chat, responses, models, tasks, usage, health):
+    for module in (
+        chat,
+        responses,
+        models,
+        tasks,
+        usage,
+        health,
+        fleet,
+        pages,
+    ):
         app.include_router(module.router)
+    app.mount("/static", pages.static_files())
     describe(app)
     origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
     if origins == ["none"]:

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from millstream.api.admission import Accepted, Admission
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
+from millstream.api.fleet_watch import FleetWatch
 from millstream.api.queue_watch import QueueWatch
 from millstream.api.relay import Relay, unavailable
 from millstream.api.shown import Shown
@@ -58,6 +59,7 @@ class Pod:
         self.directory = Directory(scripts, settings)
         self.admission = Admission(scripts, self.directory, settings)
         self.queue_watch = QueueWatch(scripts)
+        self.fleet_watch = FleetWatch(scripts, settings)
         self.closing = False
         """The pod has been told to go: streams that can be resumed elsewhere end now."""
         self.closed = False

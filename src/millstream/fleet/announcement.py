@@ -21,6 +21,8 @@ def ready_text(urls: Sequence[str], *, model: str, state: str) -> str:
     return f"""
 Millstream is ready at {url}{also}
 
+  Open it in a browser to chat; {url}/fleet shows the fleet.
+
   curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}
 
   Python: openai.OpenAI(base_url="{url}/v1", api_key="none")

@@ -10,6 +10,7 @@ import redis.asyncio
 from millstream.shared import keys
 from millstream.shared.events import Event, decode_log
 from millstream.shared.keys import Keys
+from millstream.shared.redis_check import Info, read_infos
 from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.states import TaskState
 
@@ -360,6 +361,10 @@ class Scripts:
     async def publish(self, channel: str, payload: bytes) -> int:
         """Send a message on a sharded channel; how many are subscribed where its slot lies."""
         return await self._bounded(self._client.execute_command("SPUBLISH", channel, payload))
+
+    async def infos(self) -> dict[str, Info]:
+        """What each server says of itself, by its address."""
+        return await self._bounded(read_infos(self._client))
 
     async def remembered_models(self) -> dict[str, float]:
         """Models a worker was ready for within the last week, with the Unix time of the last."""

@@ -1,0 +1,103 @@
+// The fleet page: looks once a second, and draws what it sees.
+
+import { ApiError, json, key } from "../client.js";
+import { $, h } from "../dom.js";
+import { askForKey } from "../key.js";
+import { pause } from "../pause.js";
+import { changes } from "./changes.js";
+import { Chart } from "./charts.js";
+
+const LOOK_MS = 1_000;
+const MOST_EVENTS = 200;
+
+const tokens = new Chart($("chart-tokens"));
+const tasks = new Chart($("chart-tasks"));
+const waits = new Chart($("chart-wait"));
+
+function draw(fleet) {
+  const sum = (rows, field) => rows.reduce((total, row) => total + row[field], 0);
+  $("totals").replaceChildren(
+    ...total("tokens/s", figure(sum(fleet.models, "tokens_per_s"))),
+    ...total("running", sum(fleet.models, "running")),
+    ...total("waiting", sum(fleet.models, "waiting")),
+    ...total("open streams", sum(fleet.apis, "streams")),
+    ...total("workers ready", `${fleet.workers.filter((item) => item.state === "ready").length} of ${fleet.workers.length}`),
+    ...total(`Redis ${fleet.redis.version}`, megabytes(fleet.redis.used_memory)));
+  fill("workers", fleet.workers, "No worker is there.", (worker) => [
+    h("span", { title: `process ${worker.pid} on ${worker.host}` }, worker.id),
+    worker.model,
+    h("span", { class: `state ${worker.state}`, title: worker.note || worker.numerics || null }, worker.state),
+    h("span", {}, h("meter", { min: 0, max: worker.slots, value: worker.running, "aria-label": "slots in use" }),
+      `${worker.running}/${worker.slots}`),
+    figure(worker.tokens_per_s), worker.attempts_reclaimed, worker.stale_refused,
+    worker.started_at ? duration(Date.now() / 1000 - worker.started_at) : "",
+  ]);
+  fill("models", fleet.models, "No model is served.", (model) => [
+    model.name, model.waiting, model.running, `${figure(model.oldest_wait_s)} s`, figure(model.tokens_per_s)]);
+  fill("apis", fleet.apis, "No pod is there.", (api) => [api.id, api.url, api.streams]);
+}
+
+const total = (name, value) => [h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))];
+
+/** Rows of a table; cells are kept where their text has not changed, so that selections last. */
+function fill(id, rows, none, cells) {
+  const body = $(id);
+  if (!rows.length) {
+    body.replaceChildren(h("tr", {}, h("td", { class: "none", colspan: 9 }, none)));
+    return;
+  }
+  body.replaceChildren(...rows.map((row) =>
+    h("tr", {}, ...cells(row).map((cell) => h("td", {}, cell instanceof Node ? cell : String(cell))))));
+}
+
+function figure(value) {
+  return value >= 100 ? String(Math.round(value)) : String(Math.round(value * 10) / 10);
+}
+
+const megabytes = (bytes) => `${figure(bytes / 2 ** 20)} MB`;
+
+function duration(seconds) {
+  if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 3600) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172_800) return `${Math.round(seconds / 3600)} h`;
+  return `${Math.round(seconds / 86_400)} d`;
+}
+
+function plot(fleet) {
+  const now = Date.now() / 1000;
+  const values = (field) => new Map(fleet.models.map((model) => [model.name, model[field]]));
+  tokens.add(now, values("tokens_per_s"));
+  waits.add(now, values("oldest_wait_s"));
+  const sum = (field) => fleet.models.reduce((total, model) => total + model[field], 0);
+  tasks.add(now, new Map([["waiting", sum("waiting")], ["running", sum("running")]]));
+}
+
+function tell(lines) {
+  const time = new Date().toLocaleTimeString();
+  for (const line of lines) $("events").prepend(h("li", {}, h("time", {}, time), line));
+  while ($("events").children.length > MOST_EVENTS) $("events").lastChild.remove();
+}
+
+$("key").hidden = key.get() === null;
+$("key").onclick = () => askForKey("Another key takes the place of the one in use.");
+
+let before = null;
+for (;;) {
+  const began = performance.now();
+  try {
+    const fleet = await json("fleet.json");
+    $("link").textContent = "";
+    draw(fleet);
+    plot(fleet);
+    if (before) tell(changes(before, fleet));
+    before = fleet;
+  } catch (error) {
+    if (error instanceof ApiError && [401, 403].includes(error.status)) {
+      $("link").textContent = error.message;
+      await askForKey(error.message);
+    } else {
+      $("link").textContent = error instanceof ApiError ? error.message : "The server cannot be reached. Trying again.";
+    }
+  }
+  await pause(Math.max(100, LOOK_MS - (performance.now() - began)));
+}

@@ -1,0 +1,109 @@
+"""The fleet page, and what both pages are to people who cannot see or use a mouse."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, expect
+from tests.pages.chat import ChatPage, script
+from tests.support.local_fleet import LocalFleet
+from tests.support.redis_servers import Servers
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fleet(servers: Servers, tmp_path: Path) -> AsyncIterator[LocalFleet]:
+    async with LocalFleet(servers.fresh_url(), tmp_path, lease_s=2) as local:
+        yield local
+
+
+async def test_fleet_json_has_the_shape_of_the_contract(fleet: LocalFleet) -> None:
+    api, worker = await asyncio.gather(fleet.api(), fleet.worker(max_concurrent=1))
+    async with httpx.AsyncClient(base_url=api.url) as client:
+        for _ in range(3):
+            await client.post("/tasks", json={"prompt": script("x" * 4000, rate=50)})
+
+        async def look() -> dict[str, Any] | None:
+            view = (await client.get("/fleet.json")).json()
+            return view if view["models"][0]["running"] == 1 else None
+
+        view = await eventually(look, what="the running task")
+    assert view.keys() == {"redis", "apis", "workers", "models"}
+    assert view["redis"].keys() == {"url", "version", "used_memory"}
+    (row,) = view["workers"]
+    fields = "id pid host model engine state slots running tokens_per_s attempts_reclaimed"
+    assert set(fields.split()) <= row.keys()
+    assert (row["pid"], row["model"], row["state"]) == (worker.pid, "fake", "ready")
+    assert row["slots"] == 1
+    (pod,) = view["apis"]
+    assert {"id", "pid", "host", "url", "streams"} <= pod.keys()
+    assert (pod["pid"], pod["url"]) == (api.pid, api.url)
+    (model,) = view["models"]
+    assert model.keys() == {"name", "waiting", "running", "oldest_wait_s", "tokens_per_s"}
+    assert (model["name"], model["waiting"]) == ("fake", 2)
+
+
+async def test_the_page_tells_what_happens(page: Page, fleet: LocalFleet) -> None:
+    api, first, second = await asyncio.gather(fleet.api(), fleet.worker(), fleet.worker())
+    await page.goto(f"{api.url}/fleet")
+    rows = page.locator("#workers tr")
+    await expect(rows).to_have_count(2)
+    await expect(page.locator("#models td").first).to_have_text("fake")
+    await expect(page.locator("#apis")).to_contain_text(api.url)
+    await expect(page.locator("canvas")).to_have_count(3)
+    events = page.locator("#events")
+    first.signal(signal.SIGKILL)
+    await expect(events).to_contain_text("is gone", timeout=10_000)
+    await expect(rows).to_have_count(1)
+    await fleet.worker()
+    await expect(events).to_contain_text("joined for fake", timeout=10_000)
+    second.signal(signal.SIGTERM)
+    await expect(rows).to_have_count(1, timeout=10_000)
+    async with httpx.AsyncClient(base_url=api.url) as client:
+        assert (await client.get("/fleet.json")).status_code == 200
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_axe_finds_nothing_serious(page: Page, shared_fleet: LocalFleet, theme: str) -> None:
+    """Deque's axe: contrast, names, roles, order. WCAG 2.2."""
+    await page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
+    chat = await ChatPage(page).open(shared_fleet.url)
+    await _no_serious_fault(page)
+    await chat.ask(script("# Title\n\n- a\n- [x] b\n\n```\ncode\n```\n\n|a|b|\n|-|-|\n|1|2|\n\n"))
+    await chat.ended()
+    await _no_serious_fault(page)
+    for name in ("Settings", "Export"):
+        await page.get_by_role("button", name=name, exact=True).click()
+        await _no_serious_fault(page)
+        await page.keyboard.press("Escape")
+    await page.goto(f"{shared_fleet.url}/fleet")
+    await expect(page.locator("#workers tr")).to_have_count(1)
+    await _no_serious_fault(page)
+
+
+async def _no_serious_fault(page: Page) -> None:
+    found = (await Axe().run(page)).response["violations"]
+    serious = [item for item in found if item["impact"] in ("serious", "critical")]
+    assert [(item["id"], [node["html"] for node in item["nodes"]]) for item in serious] == []
+
+
+async def test_all_of_the_chat_works_by_keyboard(page: Page, shared_fleet: LocalFleet) -> None:
+    chat = await ChatPage(page).open(shared_fleet.url)
+    await expect(chat.question).to_be_focused()
+    await page.keyboard.type(script("By keyboard."))
+    await page.keyboard.press("Enter")
+    await chat.ended()
+    await expect(page.get_by_role("status")).to_have_text("Answer finished.")
+    focused: set[str] = set()
+    for _ in range(30):
+        await page.keyboard.press("Tab")
+        focused.add(await page.evaluate("() => document.activeElement.textContent.trim()"))
+    assert {"New conversation", "Export", "Theme", "Settings", "Edit", "Copy", "Retry"} <= focused
