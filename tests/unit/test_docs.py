@@ -31,6 +31,7 @@ from millstream.api.openai.response_schemas import ResponseRequest
 from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
 from millstream.shared import errors, keys
 from millstream.shared.keys import Keys
+from millstream.shared.limits import Admitted, LimitStore
 from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import AppendRow, Scripts, Submitted
 from millstream.shared.settings import PREFIX, Settings
@@ -147,7 +148,18 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         return answer.task_id
 
     # One that ends well, one that is lost and so goes to the dead letters, and one that runs.
-    await submit(idempotency_key="key", body_hash="1")
+    limits = LimitStore(scripts.runner, shards=1, lease_s=9)
+    admitted = await limits.admit(
+        "ann", request_id="1", requests_per_min=9, tokens_per_min=99, prompts=[1], max_tokens=9
+    )
+    assert isinstance(admitted, Admitted)
+    assert await limits.open_stream("ann", "1", most=9)
+    await submit(
+        idempotency_key="key",
+        body_hash="1",
+        admitted_ms=admitted.at_ms,
+        reserved=admitted.reserved,
+    )
     (first,) = await claim("one")
     end = AppendRow(first.task_id, 1, 3, 1, [("5", '"x"')], "completed", "stop")
     await scripts.append(shard, worker="one", model=model, result_ttl_s=3600, rows=[end])
@@ -174,6 +186,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
         name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
         name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
+        name = name.replace(":ann", ":<caller>")
         kind = (await client.type(key)).decode().replace("zset", "sorted set")
         assert documented[name][0].startswith(kind), key
         assert await client.ttl(key) > 0, key
@@ -187,6 +200,8 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     assert 7100 < await client.ttl(shard.task(running.task_id)) <= 7200
     assert 6 * day < await client.ttl(shard.queue(model)) <= 7 * day
     assert 29 * day < await client.ttl(shard.dead(model)) <= 30 * day
+    for key in (shard.requests, shard.tokens, shard.ended):
+        assert 110 <= await client.ttl(key("ann")) <= 120
     today = int(time.time()) // day
     assert 39 * day < await client.ttl(shard.usage("ann", today)) <= 40 * day
     assert 6 * day < await client.ttl(keys.MODELS) <= 7 * day

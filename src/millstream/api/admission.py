@@ -11,10 +11,13 @@ import msgspec
 
 from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
+from millstream.api.limiter import Limiter
+from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import IdempotencyConflict, InvalidRequest, QueueFull
 from millstream.shared.keys import Keys
+from millstream.shared.limits import Admitted, Standing
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
 from millstream.shared.scripts import Refused, Scripts, Submitted
 from millstream.shared.settings import Settings
@@ -38,6 +41,13 @@ class Accepted:
     eta_s: float
     attached: bool
     """The answer belongs to the connection that asked for it."""
+    standing: Standing | None = None
+    """How the caller stands with its limits, this answer included."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every answer to the request says in its head."""
+        return {"x-task-id": self.task_id, **rate_headers(self.standing or Standing())}
 
     @property
     def task_id(self) -> str:
@@ -48,9 +58,12 @@ class Accepted:
 class Admission:
     """The one way into the queue."""
 
-    def __init__(self, scripts: Scripts, directory: Directory, settings: Settings) -> None:
+    def __init__(
+        self, scripts: Scripts, directory: Directory, limiter: Limiter, settings: Settings
+    ) -> None:
         self._scripts = scripts
         self._directory = directory
+        self._limiter = limiter
         self._settings = settings
         self._turn = 0
         self._away_until: dict[int, float] = {}
@@ -79,8 +92,10 @@ class Admission:
             NoWorker: nobody has joined the fleet yet.
             RedisUnavailable: Redis does not answer.
             IdempotencyConflict: the key stands for another body.
+            RateLimited: the caller has used what it may.
         """
         self._check(requests)
+        bounded = self._limiter.bounded(caller, requests)
         if idempotency_key is not None and not (
             0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isprintable()
         ):
@@ -90,15 +105,32 @@ class Admission:
             )
         try:
             name = await self._directory.resolve(requests[0].model or None, allowed=caller.models)
-            named = [msgspec.structs.replace(request, model=name) for request in requests]
+            named = [msgspec.structs.replace(request, model=name) for request in bounded]
+            admitted = None
+            if not await self._known(caller, idempotency_key):
+                admitted = await self._limiter.admit(caller, requests)
             answer = await self._submit(
-                name, caller.id, named, idempotency_key, body, attached=attached
+                name,
+                caller.id,
+                named,
+                idempotency_key,
+                body,
+                admitted=admitted,
+                attached=attached,
             )
+            if admitted and (answer.known if isinstance(answer, Submitted) else True):
+                await self._limiter.give_back(caller, admitted)
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
             return Accepted(
-                answer.task_ids, name, answer.known, answer.position, answer.eta_s, attached
+                answer.task_ids,
+                name,
+                answer.known,
+                answer.position,
+                answer.eta_s,
+                attached,
+                admitted.standing if admitted else None,
             )
         if answer.conflict:
             raise IdempotencyConflict(
@@ -117,6 +149,7 @@ class Admission:
         key: str | None,
         body: bytes,
         *,
+        admitted: Admitted | None,
         attached: bool,
     ) -> Submitted | Refused:
         settings = self._settings
@@ -128,9 +161,8 @@ class Admission:
             now = time.monotonic()
             turn = [(self._turn + at) % count for at in range(count)]
             shards = [shard for shard in turn if self._away_until.get(shard, 0) <= now] or turn
-        else:  # the same key must meet itself
-            digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=8).digest()
-            shards = [int.from_bytes(digest) % count]
+        else:
+            shards = [self._shard_of(caller, key)]
         refused: list[Refused] = []
         for shard in shards:
             (task_id, request), *more = [
@@ -148,11 +180,25 @@ class Admission:
                 idempotency_key=key,
                 body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
                 orphan_s=ORPHAN_S + settings.disconnect_grace_s if attached else 0,
+                admitted_ms=admitted.at_ms if admitted else None,
+                reserved=admitted.reserved if admitted else (),
             )
             if isinstance(answer, Submitted) or answer.conflict:
                 return answer
             refused.append(answer)
         return min(refused, key=lambda item: item.retry_after_s)
+
+    def _shard_of(self, caller: str, key: str) -> int:
+        """Where an idempotency key lies: the same key must meet itself."""
+        digest = hashlib.blake2b(f"{caller}\0{key}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) % self._settings.shards
+
+    async def _known(self, caller: Caller, key: str | None) -> bool:
+        """Whether a request is one that was made before: then it does not count again."""
+        if key is None or not self._limiter.counts(caller):
+            return False
+        shard = Keys(self._shard_of(caller.id, key))
+        return await self._scripts.knows(shard, caller=caller.id, idempotency_key=key)
 
     async def _try(self, shard: int, **task: Any) -> Submitted | Refused:
         """Submit to a shard; one whose node is away is left out of the turns for a while."""

@@ -35,7 +35,7 @@ async def streamed_answer(
     pod: Pod, accepted: Accepted, caller: str, *choices: AnswerFrames
 ) -> Response:
     """An answer as a stream, a task a choice; an error, if a worker refuses it at once."""
-    headers = {"x-task-id": accepted.task_id}
+    headers = accepted.headers
     silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
     turns = _turns(pod, accepted, caller, silence.tick_s)
     first = await _first_word(pod, accepted, caller, turns)
@@ -119,7 +119,7 @@ async def whole_answer(
         if not collecting.done():
             collecting.cancel()
     told = collecting.result()
-    headers = {"x-task-id": accepted.task_id}
+    headers = accepted.headers
     if isinstance(told, list):
         return JSONResponse(body_of(*told), headers=headers)
     pod.left(accepted, caller)

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from millstream import __version__
 from millstream.api.errors import install_error_handlers
 from millstream.api.pod import open_pod
+from millstream.api.rate_headers import RATE_HEADERS
 from millstream.api.routes import (
     chat,
     fleet,
@@ -24,7 +25,7 @@ from millstream.api.routes import (
 from millstream.api.routes.openapi import describe
 from millstream.shared.settings import Settings
 
-EXPOSED_HEADERS = ["x-task-id", "retry-after", "location"]
+EXPOSED_HEADERS = ["x-task-id", "retry-after", "location", *RATE_HEADERS]
 
 
 def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:

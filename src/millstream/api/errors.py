@@ -7,6 +7,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from millstream.api.rate_headers import rate_headers
 from millstream.shared import errors
 from millstream.shared.events import Event
 from millstream.shared.states import TaskState
@@ -22,6 +23,7 @@ _STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
     (errors.IdempotencyConflict, 409),
     (errors.RequestTooLarge, 413),
     (errors.InvalidRequest, 400),
+    (errors.RateLimited, 429),
     (errors.FleetUnavailable, 503),
     (errors.MillstreamError, 500),
 )
@@ -46,9 +48,13 @@ def error_response(error: errors.MillstreamError) -> JSONResponse:
     status = status_of(error)
     param = error.param if isinstance(error, errors.InvalidRequest) else None
     headers: dict[str, str] = {}
-    if isinstance(error, errors.FleetUnavailable):
+    if isinstance(error, errors.FleetUnavailable | errors.RateLimited):
         headers["Retry-After"] = str(error.retry_after_s)
     body = error_object(error.message, status=status, code=error.code, param=param)
+    if isinstance(error, errors.RateLimited):
+        body["error"]["type"] = error.limit  # as OpenAI has it
+        if error.standing is not None:
+            headers |= rate_headers(error.standing)
     return JSONResponse(body, status, headers)
 
 

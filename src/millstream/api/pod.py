@@ -17,13 +17,16 @@ from millstream.api.admission import Accepted, Admission
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.fleet_watch import FleetWatch
+from millstream.api.limiter import Limiter
 from millstream.api.queue_watch import QueueWatch
 from millstream.api.relay import Relay, unavailable
 from millstream.api.shown import Shown
+from millstream.api.stream_slots import StreamSlots
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import ExpiredTask, UnknownTask
 from millstream.shared.keys import APIS, Keys
+from millstream.shared.limits import LimitStore
 from millstream.shared.redis_check import UnfitRedis
 from millstream.shared.registry import (
     ApiInfo,
@@ -57,7 +60,10 @@ class Pod:
         )
         self.relay = Relay(scripts, self.feed)
         self.directory = Directory(scripts, settings)
-        self.admission = Admission(scripts, self.directory, settings)
+        store = LimitStore(scripts.runner, shards=settings.shards, lease_s=settings.lease_s)
+        self.limiter = Limiter(store, settings)
+        self.stream_slots = StreamSlots(store, lease_s=settings.lease_s)
+        self.admission = Admission(scripts, self.directory, self.limiter, settings)
         self.queue_watch = QueueWatch(scripts)
         self.fleet_watch = FleetWatch(scripts, settings)
         self.closing = False
@@ -196,6 +202,7 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
+            asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
             asyncio.create_task(pod.check_store(), name="check redis"),
         ]
         for task in background:

@@ -9,6 +9,7 @@ MillstreamError
 │   ├── IdempotencyConflict
 │   ├── NotAllowed
 │   └── RequestTooLarge
+├── RateLimited             the caller has used what it may: `retry_after_s` says until when
 ├── FleetUnavailable        try again later: `retry_after_s` says when
 │   ├── QueueFull
 │   ├── NoWorker
@@ -17,6 +18,10 @@ MillstreamError
 ├── TaskFailed              an accepted task ended in `failed`
 └── SettingsError           this process is set up wrongly; the text says what to do
 """
+
+from typing import Literal
+
+from millstream.shared.limits import Standing
 
 
 class MillstreamError(Exception):
@@ -85,6 +90,28 @@ class RequestTooLarge(InvalidRequest):
     """The request body is larger than this server takes."""
 
     default_code = "request_too_large"
+
+
+class RateLimited(MillstreamError):
+    """The caller has used what it may; try again in `retry_after_s` whole seconds (>= 1).
+
+    `limit` is what was used up, in OpenAI's words, and `standing` how the caller stands.
+    """
+
+    default_code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: int = 1,
+        limit: Literal["requests", "tokens"] = "requests",
+        standing: Standing | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.retry_after_s = max(1, retry_after_s)
+        self.limit = limit
+        self.standing = standing
 
 
 class FleetUnavailable(MillstreamError):

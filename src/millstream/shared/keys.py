@@ -15,6 +15,11 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
 | `{ms:k}:usage:<caller>:<day>` | HASH what and model → count | 40 days after the last end |
 | `{ms:k}:callers:<day>` | SET of those who used something that day | as those |
+| `{ms:k}:requests:<caller>` | ZSET id → ms | two minutes after the last request |
+| `{ms:k}:tokens:<caller>` | ZSET id and amount → ms | as those |
+| `{ms:k}:balance:<caller>` | HASH sum, learned | a day |
+| `{ms:k}:streams:<caller>` | ZSET id → ms until it lapses | a lease of the pod's |
+| `{ms:k}:ended:<caller>` | HASH reserve → use | two minutes after the last end of a task |
 | `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
 | `{ms}:models` | HASH model → last time a worker was ready for it | a week |
@@ -26,6 +31,11 @@ from dataclasses import dataclass
 WORKERS = "{ms}:workers"
 APIS = "{ms}:apis"
 MODELS = "{ms}:models"
+
+
+def home_shard(caller: str, shards: int) -> int:
+    """The shard in which all state of a caller's limits lies: one slot, so that it is one step."""
+    return int.from_bytes(hashlib.blake2b(caller.encode(), digest_size=8).digest()) % shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,26 @@ class Keys:
     def callers(self, day: int) -> str:
         """Who used something on a day."""
         return f"{self.tag}:callers:{day}"
+
+    def requests(self, caller: str) -> str:
+        """The requests of a limited caller in the last minute."""
+        return f"{self.tag}:requests:{caller}"
+
+    def tokens(self, caller: str) -> str:
+        """What those requests reserved, and what their tasks used."""
+        return f"{self.tag}:tokens:{caller}"
+
+    def balance(self, caller: str) -> str:
+        """The sum of those tokens, and how long its answers are."""
+        return f"{self.tag}:balance:{caller}"
+
+    def streams(self, caller: str) -> str:
+        """The open streams of a limited caller."""
+        return f"{self.tag}:streams:{caller}"
+
+    def ended(self, caller: str) -> str:
+        """What tasks of this shard used, until the caller asks next and it is settled."""
+        return f"{self.tag}:ended:{caller}"
 
     def pod(self, pod_id: str) -> str:
         """The channel on which a pod hears of the tasks it follows."""

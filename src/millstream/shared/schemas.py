@@ -61,6 +61,11 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     response: ResponseOptions | None = None
     """None: it was not asked for by `/v1/responses`."""
 
+    @property
+    def prompt_chars(self) -> int:
+        """Characters of the prompt, all messages together."""
+        return len(self.prompt or "") + sum(len(message.content) for message in self.messages)
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one task over all its attempts; the prompt counts once."""

@@ -139,6 +139,8 @@ class Scripts:
         idempotency_ttl_s: int = 86_400,
         orphan_s: float = 0,
         more: Sequence[tuple[str, bytes]] = (),
+        admitted_ms: int | None = None,
+        reserved: Sequence[str] = (),
     ) -> Submitted | Refused:
         """Accept a task, or say why not; nothing is stored in the second case.
 
@@ -147,6 +149,9 @@ class Scripts:
 
         With `orphan_s` the answer belongs to a connection: should its pod die, the task is stopped
         once it has run for so long without any pod that follows it.
+
+        For a limited caller, `admitted_ms` is when the request was counted, and `reserved` names
+        for each task what is settled at its end.
         """
         script_keys = [shard.task(task_id), shard.queue(model)]
         if idempotency_key is not None:
@@ -166,6 +171,8 @@ class Scripts:
                 int(orphan_s * 1000),
                 # Lua's msgpack knows no bytes.
                 _pack([part for task_id, body in more for part in (task_id, body.decode())]),
+                admitted_ms or "",
+                " ".join(reserved),
             ],
         )
         match answer[0]:
@@ -385,6 +392,11 @@ class Scripts:
     async def request_of(self, shard: Keys, task_id: str) -> bytes | None:
         """What a task's caller asked for; None where there is no such task."""
         return await self._bounded(self._client.hget(shard.task(task_id), "request"))
+
+    async def knows(self, shard: Keys, *, caller: str, idempotency_key: str) -> bool:
+        """Whether an idempotency key stands for a task."""
+        key = shard.idempotency(caller, idempotency_key)
+        return await self._bounded(self._client.exists(key)) == 1
 
     async def leave(self, registry: str, member: str) -> None:
         """Take a process off the roster at once."""

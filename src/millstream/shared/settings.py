@@ -69,7 +69,8 @@ class Settings(BaseSettings):
         default=10.0,
         ge=0.5,
         le=3600,
-        description="A worker silent, or without a decode step, for so long loses its tasks.",
+        description="A worker silent, or without a decode step, for so long loses its tasks; a "
+        "pod silent for so long, its places among its callers' streams.",
     )
     max_attempts: int = Field(
         default=3,
@@ -105,6 +106,21 @@ class Settings(BaseSettings):
     )
     max_task_s: int = Field(
         default=3600, ge=1, description="Longest life of a task from submit to end."
+    )
+    rate_limit_requests_per_min: int = Field(
+        default=0,
+        ge=0,
+        description="Tasks a caller may ask for in any minute; 0, here and below: no limit. A "
+        "key's own limits win.",
+    )
+    rate_limit_tokens_per_min: int = Field(
+        default=0, ge=0, description="Tokens, read and made, of what it asks for in any minute."
+    )
+    rate_limit_concurrent_streams: int = Field(
+        default=0, ge=0, description="Streams a caller may have open at once."
+    )
+    rate_limit_tokens_per_stream: int = Field(
+        default=0, ge=0, description="Longest answer to a caller, in tokens."
     )
     cors_origins: str = Field(
         default="*",

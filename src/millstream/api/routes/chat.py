@@ -15,6 +15,7 @@ from millstream.api.openai.chat import ChatChoice, ChatChunks, chat_completion
 from millstream.api.openai.schemas import ChatCompletionRequest
 from millstream.api.pod import CurrentPod
 from millstream.api.routes.openapi import json_body
+from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import TaskRequest
 
@@ -30,6 +31,7 @@ async def create_chat_completion(
     request: Request,
     pod: CurrentPod,
     caller: CurrentCaller,
+    slot: StreamSlot,
 ) -> Response:
     """An answer to a conversation, whole or as a stream."""
     limit = largest_body(pod.settings.max_prompt_chars)
@@ -38,6 +40,8 @@ async def create_chat_completion(
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     messages = mapping.messages_of(body.messages)
     sampling = mapping.sampling_of(body, mapping.chat_max_tokens(body))
+    if body.stream:
+        await slot.take()
     key = request.headers.get("idempotency-key")
     accepted = await pod.admission.submit(
         *(

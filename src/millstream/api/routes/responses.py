@@ -24,6 +24,7 @@ from millstream.api.openai.response_schemas import (
 )
 from millstream.api.pod import CurrentPod, Pod
 from millstream.api.routes.openapi import json_body
+from millstream.api.routes.slots import StreamSlot
 from millstream.api.streams import Silence, answer_stream, event_stream
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.schemas import Message, TaskRequest
@@ -33,7 +34,9 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post("/v1/responses", response_model=None, openapi_extra=json_body(ResponseRequest))
-async def create_response(request: Request, pod: CurrentPod, caller: CurrentCaller) -> Response:
+async def create_response(
+    request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
+) -> Response:
     """An answer, whole, as a stream, or in the background."""
     limit = largest_body(pod.settings.max_prompt_chars)
     body, raw = await read_body(request, ResponseRequest, most=limit)
@@ -51,6 +54,8 @@ async def create_response(request: Request, pod: CurrentPod, caller: CurrentCall
         sampling=mapping.sampling_of(body, body.max_output_tokens),
         response=options,
     )
+    if body.stream:
+        await slot.take()
     key = request.headers.get("idempotency-key")
     accepted = await pod.admission.submit(
         asked,
@@ -66,7 +71,7 @@ async def create_response(request: Request, pod: CurrentPod, caller: CurrentCall
         asked = await stored_responses.request_of(pod, task_id, caller.id)
     if options.background and not body.stream:
         answer = await stored_responses.as_it_stands(pod, task_id, asked, caller.id)
-        return JSONResponse(answer, headers={"x-task-id": task_id})
+        return JSONResponse(answer, headers=accepted.headers)
     if body.stream:
         frames = ResponseFrames(task_id, asked)
         if options.background:
@@ -87,12 +92,12 @@ def _stream(pod: Pod, accepted: Accepted, caller: str, frames: ResponseFrames) -
     content = answer_stream(
         pod, accepted, caller, choices=[frames], turns=turns_of([events]), silence=silence
     )
-    return event_stream(pod, content, {"x-task-id": accepted.task_id})
+    return event_stream(pod, content, accepted.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)
 async def get_response(
-    response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller
+    response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
 ) -> Response:
     """A response as it stands, or its events after a number and then as they come."""
     query = read_query(request, RetrieveQuery)
@@ -111,6 +116,7 @@ async def get_response(
         raise EventOutOfRange(
             f"The stream has come to {last}; {after} is ahead of it.", param="starting_after"
         )
+    await slot.take()
     reader = Accepted((task_id,), page.model, known=True, position=0, eta_s=0, attached=False)
     return _stream(pod, reader, caller.id, ResponseFrames(task_id, stored.request, after=after))
 

@@ -13,6 +13,7 @@ from millstream.api.openai.schemas import TaskBody
 from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
+from millstream.api.routes.slots import StreamSlot
 from millstream.api.streams import event_stream, native_stream
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
@@ -60,7 +61,7 @@ async def create_task(
         "stream_url": f"/tasks/{task_id}/stream",
         "stop_url": f"/tasks/{task_id}/stop",
     }
-    return JSONResponse(answer, 202, {"x-task-id": task_id, "Location": f"/tasks/{task_id}"})
+    return JSONResponse(answer, 202, {**accepted.headers, "Location": f"/tasks/{task_id}"})
 
 
 @router.get("/tasks/{task_id}")
@@ -102,6 +103,8 @@ async def stream_task(
     task_id: str,
     pod: CurrentPod,
     caller: CurrentCaller,
+    slot: StreamSlot,
+    *,
     last_event_id: Annotated[str | None, Query()] = None,
     last_event_id_header: Annotated[str | None, Header(alias="last-event-id")] = None,
 ) -> Response:
@@ -121,6 +124,7 @@ async def stream_task(
     if page.state.terminal and after == page.seq:
         return Response(status_code=204)
     queued = page.state == TaskState.QUEUED
+    await slot.take()
     return event_stream(
         pod, native_stream(pod, task_id, caller.id, after=after, model=page.model, queued=queued)
     )

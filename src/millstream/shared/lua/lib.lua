@@ -15,6 +15,7 @@ local function rate_key(model) return tag .. ':rate:' .. model end
 local function dead_key(model) return tag .. ':dead:' .. model end
 local function usage_key(caller, day) return tag .. ':usage:' .. caller .. ':' .. int(day) end
 local function callers_key(day) return tag .. ':callers:' .. int(day) end
+local function ended_key(caller) return tag .. ':ended:' .. caller end
 local function pod_channel(pod) return tag .. ':pod:' .. pod end
 local function control_channel(worker) return tag .. ':ctl:' .. worker end
 
@@ -138,6 +139,8 @@ end
 local USAGE_TTL_S = 40 * 86400 -- a month's can be read for some days after its end
 local DAY_MS = 86400000
 
+local SETTLE_TTL_S = 120 -- twice the minute in which it matters
+
 -- Count an ended task for its caller. A task ends once, and what Redis loses of this it loses of the
 -- end as well, for it is written in the same step: so each task is counted once.
 local function count_usage(task, now)
@@ -149,6 +152,12 @@ local function count_usage(task, now)
   redis.call('EXPIRE', used, USAGE_TTL_S)
   redis.call('SADD', callers, caller)
   redis.call('EXPIRE', callers, USAGE_TTL_S)
+  if (task.reserved or '') ~= '' then -- settled when the caller asks next
+    local ended = ended_key(caller)
+    redis.call('HSET', ended, task.reserved,
+      int(task.prompt_tokens or 0) .. ':' .. int(task.tokens or 0))
+    redis.call('EXPIRE', ended, SETTLE_TTL_S)
+  end
 end
 
 -- End a task: its last event, its state, its place in the queue, its remaining life. `task` holds
@@ -212,7 +221,7 @@ end
 local TASK_FIELDS = {
   'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
   'tokens', 'worker', 'request', 'lost', 'lost_seq', 'released', 'last_error',
-  'created', 'rewound_at',
+  'created', 'rewound_at', 'reserved',
 }
 local function read_task(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))

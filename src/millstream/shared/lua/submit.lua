@@ -2,8 +2,10 @@
 -- Accept the tasks of one request, or say why not; all or nothing.
 -- KEYS: first task, queue [, idempotency key]
 -- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s, orphan_ms,
---       further tasks in msgpack: {id, request, id, request, …}
+--       further tasks in msgpack: {id, request, id, request, …}, admitted_ms, reserved
 --       orphan_ms > 0: a running task that no pod has followed for so long is stopped
+--       admitted_ms: when the request of a limited caller was counted ('': it was not)
+--       reserved: per task, with spaces between, what is settled of the caller's tokens at its end
 -- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms}
 --    ids: with spaces between
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
@@ -27,10 +29,16 @@ local excess = waiting + count - tonumber(ARGV[5])
 if excess > 0 then
   return {'full', wait_ms(model, excess, running)}
 end
-enqueue(id, model, caller, ARGV[4], ARGV[6], ARGV[9])
-for at = 1, #more, 2 do
-  enqueue(more[at], model, caller, more[at + 1], ARGV[6], ARGV[9])
+local reserved = string.gmatch(ARGV[12], '%S+')
+local function add(task_id, request)
+  enqueue(task_id, model, caller, request, ARGV[6], ARGV[9])
+  if ARGV[11] ~= '' then
+    redis.call('HSET', task_key(task_id), 'created', ARGV[11], 'reserved', reserved() or '')
+  end
 end
+
+add(id, ARGV[4])
+for at = 1, #more, 2 do add(more[at], more[at + 1]) end
 if KEYS[3] then
   redis.call('HSET', KEYS[3], 'task', ids, 'body', ARGV[7])
   redis.call('EXPIRE', KEYS[3], ARGV[8])

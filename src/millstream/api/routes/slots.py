@@ -1,0 +1,62 @@
+"""What a route asks for whose answer may be a stream: a slot, given back when that has ended."""
+
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import Depends
+
+from millstream.api.auth.caller import Caller
+from millstream.api.auth.dependencies import CurrentCaller
+from millstream.api.pod import CurrentPod, Pod
+from millstream.api.relay import unavailable
+from millstream.shared.connection import RedisError
+from millstream.shared.errors import RateLimited
+
+
+class Slot:
+    """One stream of a caller, which counts from `take` to the end of the request."""
+
+    def __init__(self, pod: Pod, caller: Caller) -> None:
+        self._pod = pod
+        self._caller = caller
+        self._id = secrets.token_hex(8)
+        self._taken = False
+
+    async def take(self) -> None:
+        """Count a stream as open; to be asked before anything is made for it.
+
+        Raises:
+            RateLimited: the caller has as many open as it may.
+            RedisUnavailable: Redis does not answer.
+        """
+        most = self._pod.limiter.limits_of(self._caller).concurrent_streams
+        if not most or self._taken:
+            return
+        # Before the answer: it may be lost, and the stream count nevertheless.
+        self._taken = True
+        try:
+            if await self._pod.stream_slots.take(self._caller.id, self._id, most=most):
+                return
+        except RedisError as error:
+            raise unavailable(error) from error
+        self._taken = False
+        raise RateLimited(f"Rate limit reached: {most} streams are open, as many as may.")
+
+    def give_back(self) -> None:
+        """The answer has ended; Redis is told without anyone waiting for it."""
+        if self._taken:
+            work = self._pod.stream_slots.give_back(self._caller.id, self._id)
+            self._pod.spawn(work, "give a stream back")
+
+
+async def slot_of(pod: CurrentPod, caller: CurrentCaller) -> AsyncIterator[Slot]:
+    """A slot for the request's stream (a FastAPI dependency); its end is the answer's."""
+    slot = Slot(pod, caller)
+    try:
+        yield slot
+    finally:
+        slot.give_back()
+
+
+StreamSlot = Annotated[Slot, Depends(slot_of)]
