@@ -15,12 +15,12 @@ from contextlib import suppress
 import httpx
 import pytest
 from tests.support.fault_report import FaultRun
-from tests.support.faults import SLACK_S, prompt
+from tests.support.faults import SLACK_S, busy, prompt
 from tests.support.local_fleet import Api, LocalFleet
 from tests.support.waiting import eventually
 
 STREAMS = int(os.environ.get("FAULT_STREAMS", "300"))
-LONG_S = 20 + STREAMS / 40
+LONG_S = (20 + STREAMS / 40) * busy()
 AT_ONCE = 50  # new connections: a crowd does not come in one instant
 KEEPALIVE_S = 2.0
 

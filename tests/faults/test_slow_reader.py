@@ -17,6 +17,7 @@ MANY = 100_000
 FAST = 20_000
 TOKENS, RATE, NORMAL = 60, 30, 20
 SEND_TIMEOUT_S = 2
+CUT_WITHIN_S = 60  # a busy machine takes long to generate what fills the buffers on the way
 SLACK_MB = 5  # what twenty normal readers take
 WHOLE_EVENT = re.compile(rb"^id: (\d+)\nevent: token\ndata: .*\n\n", re.MULTILINE)
 
@@ -49,6 +50,7 @@ def peer_has_gone(client: socket.socket) -> bool:
 
 
 @pytest.mark.fault("F5 reader of a byte a second")
+@pytest.mark.timeout(CUT_WITHIN_S + 30)
 async def test_a_slow_reader_is_cut_and_goes_on(fleet: LocalFleet, fault: FaultRun) -> None:
     api, _ = await asyncio.gather(fleet.api(send_timeout_s=SEND_TIMEOUT_S), fleet.worker())
     port = int(api.url.rpartition(":")[2])
@@ -67,7 +69,7 @@ async def test_a_slow_reader_is_cut_and_goes_on(fleet: LocalFleet, fault: FaultR
             fault.stream(stream.numbers, tokens=TOKENS)
             assert sse.native_text(frames) == undisturbed(asked, tokens=TOKENS)
             fault.gaps_s.append(max(later - one for one, later in pairwise(stream.times)))
-        got = await asyncio.wait_for(reading, 20)
+        got = await asyncio.wait_for(reading, CUT_WITHIN_S)
         assert "cut a reader that took nothing" in api.text()
         assert "Traceback" not in api.text()
         assert api.memory_mb(peak=True) - before < 10 + SLACK_MB

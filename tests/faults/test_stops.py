@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections import Counter
+from collections.abc import Sequence
 
 import httpx
 import pytest
@@ -66,9 +67,9 @@ async def test_a_stop_that_races_the_end_leaves_exactly_one(
     api, _ = await asyncio.gather(fleet.api(max_queue=1000), fleet.worker())
     async with httpx.AsyncClient(base_url=api.url, timeout=25, limits=UNBOUNDED) as http:
 
-        async def race(number: int) -> str:
+        async def race(number: int, rates: Sequence[float] = RATES) -> str:
             """Stop a task when its last token but one, its last or its end has been seen."""
-            asked = prompt(tokens=TOKENS, rate=RATES[number % len(RATES)])
+            asked = prompt(tokens=TOKENS, rate=rates[number % len(rates)])
             async with watch(http, await submit(http, asked)) as stream:
                 await stream.upto(TOKENS - 1 + number % 3)
                 told = (await http.post(f"/tasks/{stream.task_id}/stop")).json()
@@ -89,6 +90,8 @@ async def test_a_stop_that_races_the_end_leaves_exactly_one(
             numbers = range(first, min(first + AT_ONCE, RACES))
             ends += Counter(await asyncio.gather(*map(race, numbers)))
         assert sum(ends.values()) == RACES
+        if not ends["cancelled"]:  # a machine with so much to do that a stop needs more time still
+            ends += Counter(await asyncio.gather(*(race(number, [0.5]) for number in range(3))))
         assert set(ends) == {"cancelled", "completed"}, "one side always won: no race"
         fault.hits += min(ends.values())
     await fleet.quiet()

@@ -33,7 +33,7 @@ async def test_a_black_hole_moves_its_tasks(
 ) -> None:
     tokens = 240
     asked = prompt(tokens=tokens, rate=40)
-    async with Link(store.socket) as link:
+    async with Link(store.connect) as link:
         api, cut = await asyncio.gather(frail.api(), frail.worker(redis_url=link.url))
         async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
             task_ids = [await submit(http, asked) for _ in range(TASKS)]

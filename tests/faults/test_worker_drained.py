@@ -21,6 +21,7 @@ from tests.support.faults import (
     written,
 )
 from tests.support.local_fleet import LocalFleet
+from tests.support.redis_servers import on_primaries
 
 PREFILL_S = 3.0
 RUNNING, TOKENS = 6, 40
@@ -85,7 +86,7 @@ async def test_a_drain_that_does_not_come_to_its_end_loses_nothing(
         await written(fleet, dict.fromkeys(task_ids, 20))
         await fleet.worker()
         # The hand-over can be begun and not ended while Redis takes nothing.
-        await fleet.redis.client_pause(10_000, all=False)
+        await on_primaries(fleet.redis, "CLIENT", "PAUSE", 10_000, "WRITE")
         struck = time.monotonic()
         first.signal(signal.SIGTERM)
         if then is not None:
@@ -94,7 +95,7 @@ async def test_a_drain_that_does_not_come_to_its_end_loses_nothing(
             first.signal(then)
         assert await first.ended() == exit_code
         assert time.monotonic() - struck < 2 + SLACK_S
-        await fleet.redis.client_unpause()
+        await on_primaries(fleet.redis, "CLIENT", "UNPAUSE")
         healed = time.monotonic()
         for task_id, stream in zip(task_ids, streams, strict=True):
             frames = await stream.end()

@@ -15,6 +15,7 @@ from tests.support.faults import (
     KILL_BAR_S,
     SLACK_S,
     Watched,
+    busy,
     fields_of,
     held,
     prompt,
@@ -26,7 +27,7 @@ from tests.support.faults import (
 )
 from tests.support.local_fleet import LocalFleet
 
-PREFILL_S = 3.5  # a fresh worker is ready before it is over
+PREFILL_S = min(3.5 * busy(), 8)  # a fresh worker is ready before it is over
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ ASKED = prompt(tokens=TOKENS, rate=25)
 async def test_a_silent_redis_is_refused_in_time_and_waited_for(
     store: Store, frail: LocalFleet
 ) -> None:
-    async with Link(store.socket) as link, AsyncExitStack() as stack:
+    async with Link(store.connect) as link, AsyncExitStack() as stack:
         pod, _ = await asyncio.gather(
             frail.api(keepalive_s=0.5, redis_url=link.url), frail.worker()
         )

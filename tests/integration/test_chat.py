@@ -3,16 +3,18 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
+from functools import partial
 
 import httpx
 import openai
 import pytest
 import pytest_asyncio
 from tests.support import sse
-from tests.support.link import Link
+from tests.support.link import Way
 from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
+
+from millstream.fleet.chaos.link import Link
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -192,10 +194,12 @@ async def test_a_retry_of_the_official_client_makes_no_second_task(
     """The first answer is lost on its way, and the client asks again by itself (B83)."""
     redis = shared_fleet.redis
     before = {key async for key in redis.scan_iter("*:task:*")}
+    port = int(shared_fleet.url.rpartition(":")[2])
+    way = Way(partial(asyncio.open_connection, "127.0.0.1", port))
     async with (
-        Link(urlsplit(shared_fleet.url).port or 0).listening() as link,
+        Link(way) as link,
         openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{link.port}/v1", api_key="none", max_retries=2
+            base_url=f"{link.url.replace('redis', 'http')}/v1", api_key="none", max_retries=2
         ) as client,
     ):
         asking = asyncio.create_task(
@@ -210,9 +214,10 @@ async def test_a_retry_of_the_official_client_makes_no_second_task(
             return {key async for key in redis.scan_iter("*:task:*")} - before
 
         (task,) = await eventually(new, what="the task")
-        assert link.reset() == 1
+        assert link.connections == 1
+        link.reset()
         answer = await asking
-        assert link.made == 2
+        assert way.made == 2
     assert await new() == {task}
     assert task.decode().rpartition(":")[2] in answer.id
     assert answer.usage is not None

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -227,6 +228,24 @@ async def test_calls_wait_for_their_turn(cluster: ClusterServers) -> None:
         assert await asyncio.gather(*(client.get(name) for name in names)) == [
             name.encode() for name in names
         ]
+
+
+async def test_who_gives_up_on_the_map_cuts_nobody_off(cluster: ClusterServers) -> None:
+    """redis-py closes all connections when a reading of the map is cancelled."""
+    async with open_redis(cluster.fresh_url(), retries=0) as opened:
+        client: Any = opened
+        waiting = asyncio.create_task(client.blpop([Keys(0).tag], timeout=1))
+        await until(lambda: "blocked_clients:1" in cluster.home_of(Keys(0).tag).call("INFO"))
+        client._initialize = True  # as after a lost connection
+        asking = asyncio.create_task(client.get(Keys(1).tag))
+        while not client._lock.locked():  # noqa: ASYNC110 - until it is being read
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert client._initialize, "the map had been read already"
+        await client.rpush(Keys(0).tag, "heard")
+        assert (await waiting)[1] == b"heard"
 
 
 def test_doctor_looks_at_each_primary(cluster: ClusterServers, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 from tests.support import sse
+from tests.support.faults import busy
 from tests.support.local_fleet import LEASE_S, LocalFleet
 from tests.support.native import read, submit
 from tests.support.store import Store
@@ -59,7 +60,7 @@ async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(
                         *(http.post("/tasks", json={"prompt": "x"}) for _ in range(50))
                     )
                     assert all(map(refused, answers))
-                    assert time.monotonic() - began < 5
+                    assert time.monotonic() - began < 5 * busy()
                     store.send(signal.SIGCONT)
         sse.check_native(frames)
         assert sse.native_text(frames) == expected

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import redis
 from tests.support.local_fleet import free_port
+from tests.support.store import Store
 from tests.support.up_process import UpProcess, ask, finished_task
 
 
@@ -107,32 +108,28 @@ if "worker" in sys.orig_argv:
         assert up.processes() == []
 
 
-async def test_a_given_redis_is_used(tmp_path: Path, redis_url: str) -> None:
-    async with UpProcess(tmp_path, redis_url=redis_url) as up:
+async def test_a_given_redis_is_used(tmp_path: Path, store: Store) -> None:
+    async with UpProcess(tmp_path, redis_url=store.url) as up:
         url = await up.ready()
         assert await ask(url)
         assert up.valkeys == []
         assert not (tmp_path / "state").exists()
-        with redis.Redis.from_url(redis_url) as client:
+        with redis.Redis.from_url(store.url) as client:
             assert client.exists("{ms}:workers")
         up.popen.kill()
         await up.nothing_left()
 
 
 async def test_a_redis_given_by_the_env_file_that_evicts_is_refused(
-    tmp_path: Path, redis_url: str
+    tmp_path: Path, store: Store
 ) -> None:
-    (tmp_path / ".env").write_text(f"MILLSTREAM_REDIS_URL={redis_url}\n")
-    with redis.Redis.from_url(redis_url) as client:
-        client.config_set("maxmemory-policy", "allkeys-lru")
-        try:
-            async with UpProcess(tmp_path) as up:
-                assert await up.ended() == 1
-                assert len(up.stderr) == 1
-                assert f"{redis_url}: maxmemory-policy is allkeys-lru" in up.stderr[0]
-                assert "CONFIG SET maxmemory-policy noeviction" in up.stderr[0]
-        finally:
-            client.config_set("maxmemory-policy", "noeviction")
+    (tmp_path / ".env").write_text(f"MILLSTREAM_REDIS_URL={store.url}\n")
+    store.configure("maxmemory-policy", "allkeys-lru")
+    async with UpProcess(tmp_path) as up:
+        assert await up.ended() == 1
+        assert len(up.stderr) == 1
+        assert f"{store.url}: maxmemory-policy is allkeys-lru" in up.stderr[0]
+        assert "CONFIG SET maxmemory-policy noeviction" in up.stderr[0]
 
 
 async def test_an_absent_redis_is_named_without_its_password(tmp_path: Path) -> None:

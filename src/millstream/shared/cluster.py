@@ -7,17 +7,23 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     ConnectionError as RedisConnectionError,
+    NoPermissionError,
     RedisClusterException,
     RedisError,
     ResponseError,
 )
 
 from millstream.shared.address import RedisAddress
+from millstream.shared.cancellation import cancel_until_done
 
 MOST_CONNECTIONS = 2**16
 # What redis-py raises besides RedisErrors; the last three while a cluster has no slots yet.
 _ODD = (RedisClusterException, IndexError, KeyError, AttributeError)
+
+_REFUSALS = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 class BoundedCluster(redis.asyncio.RedisCluster):
@@ -46,6 +52,25 @@ class BoundedCluster(redis.asyncio.RedisCluster):
         self._calls = calls
         self._room: dict[str, asyncio.Semaphore] = {}
         self._seeds = list(self.startup_nodes)
+        self._reading: asyncio.Task[Any] | None = None
+
+    async def initialize(self, *args: Any, **kwargs: Any) -> "BoundedCluster":
+        """Read the map of the cluster where it is in doubt: once, for all who wait for it.
+
+        Who gives up waiting leaves the reading be: redis-py closes the connections of all calls
+        under way when one is cancelled.
+        """
+        if self._initialize:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(super().initialize(*args, **kwargs))
+            await asyncio.shield(self._reading)
+        return self
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._reading is not None:
+            await cancel_until_done([self._reading])
+        await super().aclose()
 
     async def primaries(self) -> list[ClusterNode]:
         """The nodes that are written to.
@@ -96,8 +121,14 @@ class BoundedCluster(redis.asyncio.RedisCluster):
     def _usual(self, error: Exception) -> RedisError:
         """The same as an error of the client's usual kind, which these are not.
 
+        What a server refused a user is told as it is; redis-py takes it for an absent cluster.
         Also puts the given nodes back in: those found later may all have got new addresses.
         """
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, _REFUSALS):
+                return cause
+            cause = cause.__cause__ or cause.__context__
         if "Cluster mode is not enabled" in str(error):
             return ResponseError("this is no Redis Cluster; its URL begins with redis://")
         for node in self._seeds:

@@ -34,6 +34,7 @@ class Reading(RuleBasedStateMachine):
 
     loop: asyncio.AbstractEventLoop
     client: Any
+    url: str
 
     @initialize()
     def begin(self) -> None:
@@ -41,7 +42,7 @@ class Reading(RuleBasedStateMachine):
         self.scripts = Scripts(self.client)
         self.log: dict[str, list[str]] = {task_id: [] for task_id in TASKS}
         self.ended: set[str] = set()
-        self.pod = ModelPod(self.client, self.scripts, SHARD)
+        self.pod = ModelPod(self.url, self.client, self.scripts, SHARD)
         self.run(self.pod.open())
         for task_id in TASKS:
             self.run(
@@ -120,6 +121,7 @@ class Reading(RuleBasedStateMachine):
 def test_any_order_of_hearing_and_reading(redis_url: str) -> None:
     with asyncio.Runner() as runner:
         Reading.loop = runner.get_loop()
+        Reading.url = redis_url
         context = open_redis(redis_url)
         Reading.client = runner.run(context.__aenter__())
         run_state_machine_as_test(

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.faults import busy
 
 from millstream import __version__
 from millstream.fleet import cli
@@ -48,7 +49,7 @@ sys.exit(len(heavy & set(sys.modules)))
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=20)
         took.append(time.monotonic() - began)
     # 0.1 s on an idle machine; the tests may share theirs.
-    assert min(took) < 0.6
+    assert min(took) < 0.6 * busy()
 
 
 @pytest.mark.parametrize(

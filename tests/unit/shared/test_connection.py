@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import uvloop
 from redis.exceptions import ConnectionError as RedisConnectionError
+from tests.support.store import Store
 
 from millstream.shared.connection import open_redis, open_subscriber
 
 
-def test_a_connection_reset_a_moment_ago_is_a_lost_one(redis_url: str) -> None:
+def test_a_connection_reset_a_moment_ago_is_a_lost_one(store: Store) -> None:
     """uvloop raises RuntimeError for it, which pods answered with 500 (found by chaos)."""
 
     async def send_after_reset(client: Any) -> None:
@@ -20,10 +21,10 @@ def test_a_connection_reset_a_moment_ago_is_a_lost_one(redis_url: str) -> None:
         await client.connection_pool.release(connection)
 
     async def main() -> None:
-        async with open_redis(redis_url) as client:
+        async with open_redis(store.url) as client:
             await send_after_reset(client)
             assert await client.ping()
-        async with open_subscriber(redis_url, "{ms:0}:pod:x") as subscriber:
+        async with open_subscriber(store.url, "{ms:0}:pod:x") as subscriber:
             await send_after_reset(subscriber)
 
     uvloop.run(main())

@@ -219,8 +219,11 @@ class Protocol(RuleBasedStateMachine):
     @rule()
     def sync(self) -> None:
         """Redis's file holds all that there is."""
-        self.memory = {key: self.run(self.client.dump(key)) for key in self.run(self.client.keys())}
+        self.memory = self.run(self._dump())
         self.attempts = {task_id: task.attempt for task_id, task in self.tasks.items()}
+
+    async def _dump(self) -> dict[bytes, bytes]:
+        return {key: await self.client.dump(key) async for key in self.client.scan_iter("*")}
 
     @rule(pod_lives=st.booleans())
     def redis_lose_tail(self, pod_lives: bool) -> None:

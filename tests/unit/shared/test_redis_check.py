@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from tests.support.local_fleet import free_port
+from tests.support.redis_servers import on_primaries
 
 from millstream.shared.address import mask_password
 from millstream.shared.redis_check import (
@@ -52,13 +53,14 @@ async def test_one_that_is_away_is_waited_for() -> None:
 
 async def test_a_user_who_may_not_come_in_is_told(scripts: Scripts, redis_url: str) -> None:
     client: Any = scripts._client
-    await client.execute_command("ACL", "SETUSER", "ann", "on", ">secret", "~*", "&*", "-@all")
+    rules = ("on", ">secret", "~*", "&*", "-@all")
+    await on_primaries(client, "ACL", "SETUSER", "ann", *rules)
     try:
         with pytest.raises(UnfitRedis, match=r"://ann:\*\*\*@.* refuses the login"):
             await until_fit(redis_url.replace("://", "://ann:wrong@"))
         await require_fit(redis_url.replace("://", "://ann:secret@"))  # INFO is forbidden, no more
     finally:
-        await client.execute_command("ACL", "DELUSER", "ann")
+        await on_primaries(client, "ACL", "DELUSER", "ann")
 
 
 def test_passwords_are_masked() -> None:

@@ -161,7 +161,9 @@ class Faults:
         self._restarting = False
 
     def _strike_link(self, card: Card) -> str | None:
-        members = [item for item in self._fleet.members if item.link.healthy and item.link.used]
+        members = [
+            item for item in self._fleet.members if item.link.healthy and item.link.connections
+        ]
         if not members:
             return None
         member = card.choose(members)

@@ -2,20 +2,29 @@
 
 import asyncio
 import contextlib
-from pathlib import Path
+import socket
+import struct
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import Any
 
 _CHUNK = 65536
+_BY_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: a close sends RST, and not what is left to send
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Link:
-    """Stands between one process and the database's socket.
+    """Stands between one process and the database.
 
     What is delayed or held back is delivered later, as TCP does; only a reset loses anything.
+
+    Args:
+        connect: Opens a connection to the database, for each that the process makes.
     """
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
+    def __init__(self, connect: Callable[[], Awaitable[Streams]]) -> None:
+        self._connect = connect
         self._server: asyncio.Server | None = None
         self._delay_s = 0.0
         self._passing = asyncio.Event()
@@ -34,9 +43,9 @@ class Link:
         return not self._delay_s and self._passing.is_set()
 
     @property
-    def used(self) -> bool:
-        """Whether the process is connected."""
-        return bool(self._connections)
+    def connections(self) -> int:
+        """How many the process has."""
+        return len(self._connections)
 
     async def __aenter__(self) -> "Link":
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -69,6 +78,9 @@ class Link:
     def reset(self) -> None:
         """Cut all connections at once."""
         for writer in self._connections.values():
+            end: Any = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):  # closed already
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _BY_RESET)
             writer.transport.abort()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,13 +89,13 @@ class Link:
         self._connections[task] = writer
         try:
             with contextlib.suppress(OSError, asyncio.CancelledError):
-                await self._connect(reader, writer)
+                await self._join(reader, writer)
         finally:
             del self._connections[task]
             writer.transport.abort()
 
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        below_reader, below_writer = await asyncio.open_unix_connection(self._socket)
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        below_reader, below_writer = await self._connect()
         ways = {
             asyncio.create_task(self._pass(reader, below_writer)),
             asyncio.create_task(self._pass(below_reader, writer)),

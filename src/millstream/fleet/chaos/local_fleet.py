@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -204,7 +205,9 @@ class ChaosFleet:
             await asyncio.sleep(_ROSTER_S)
 
     async def _add(self, kind: str, number: int, **settings: object) -> None:
-        link = await self._stack.enter_async_context(Link(self._state.socket))
+        link = await self._stack.enter_async_context(
+            Link(partial(asyncio.open_unix_connection, self._state.socket))
+        )
         values = {**self.settings.model_dump(), **settings, "redis_url": link.url}
         # Every setting by name: neither the caller's environment nor a .env changes the fleet.
         environment = {PREFIX + name.upper(): str(value) for name, value in values.items()}
