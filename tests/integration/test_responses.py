@@ -152,6 +152,20 @@ async def test_the_events_of_a_stream(client: openai.AsyncOpenAI, background: bo
     assert last.response == await client.responses.retrieve(last.response.id)
 
 
+async def test_what_a_caller_s_limits_change_is_told_alike(shared_fleet: LocalFleet) -> None:
+    bounded = await shared_fleet.api(rate_limit_tokens_per_stream=5)
+    async with httpx.AsyncClient(base_url=bounded.url) as http:
+        body = {"input": directed(tokens=9), "stream": True}
+        created = await http.post("/v1/responses", json=body)
+        url = "/v1/responses/resp_" + created.headers["x-task-id"]
+        again = await http.get(url, params={"stream": "true"})
+        refused = await http.post("/v1/responses", json={**body, "max_output_tokens": 6})
+    assert created.text == again.text
+    last = sse.parse(created.text)[-1].json["response"]
+    assert (last["status"], last["max_output_tokens"]) == ("incomplete", 5)
+    assert refused.json()["error"]["param"] == "max_output_tokens"
+
+
 async def test_the_streaming_helper(client: openai.AsyncOpenAI) -> None:
     asked = directed(tokens=12)
     async with client.responses.stream(model="fake", input=asked, background=True) as stream:

@@ -12,6 +12,7 @@ import msgspec
 from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
 from millstream.api.limiter import Limiter
+from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
@@ -41,6 +42,8 @@ class Accepted:
     eta_s: float
     attached: bool
     """The answer belongs to the connection that asked for it."""
+    requests: tuple[TaskRequest, ...] = ()
+    """What is to be generated, one a task, as it was stored; of a known answer, as it was asked."""
     standing: Standing | None = None
     """How the caller stands with its limits, this answer included."""
 
@@ -130,6 +133,7 @@ class Admission:
                 answer.position,
                 answer.eta_s,
                 attached,
+                tuple(named),
                 admitted.standing if admitted else None,
             )
         if answer.conflict:
@@ -216,20 +220,17 @@ class Admission:
             for messages, prompt in prompts
         )
         first = requests[0]
-        prompt_field, bound_field = ("messages" if first.messages else "prompt"), "max_tokens"
-        if first.response is not None:
-            prompt_field, bound_field = "input", "max_output_tokens"
         if size > settings.max_prompt_chars:
             raise InvalidRequest(
                 f"The prompt has {size} characters; {settings.max_prompt_chars} are the most.",
-                param=prompt_field,
+                param=prompt_param(first),
                 code="prompt_too_long",
             )
         asked = first.sampling.max_tokens
         if asked is not None and asked > settings.max_tokens_limit:
             raise InvalidRequest(
                 f"At most {settings.max_tokens_limit} tokens may be asked for.",
-                param=bound_field,
+                param=length_param(first),
             )
         room = max(1, -(-settings.max_queue // settings.shards))  # where there is the most
         if len(requests) > room:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from millstream.api.auth.caller import Caller
+from millstream.api.param_names import length_param, prompt_param
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import InvalidRequest, RateLimited
 from millstream.shared.limits import Admitted, LimitStore
@@ -67,7 +68,8 @@ class Limiter:
             return requests
         if any((request.sampling.max_tokens or 0) > most for request in requests):
             raise InvalidRequest(
-                f"At most {most} tokens may be asked for with this key.", param="max_tokens"
+                f"At most {most} tokens may be asked for with this key.",
+                param=length_param(requests[0]),
             )
         return [_no_longer_than(most, request) for request in requests]
 
@@ -125,5 +127,5 @@ def _refuse_what_never_fits(prompts: Sequence[int], first: TaskRequest, limit: i
         raise InvalidRequest(
             f"About {sum(prompts)} tokens to read and {answers} to make are more than the {limit} "
             "that may be used in a minute with this key.",
-            param="max_tokens" if sum(prompts) < limit else "messages",
+            param=length_param(first) if sum(prompts) < limit else prompt_param(first),
         )

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
@@ -66,7 +65,7 @@ async def create_response(
         attached=key is None and not options.background,
     )
     task_id = accepted.task_id
-    asked = msgspec.structs.replace(asked, model=accepted.model)
+    (asked,) = accepted.requests
     if accepted.known:
         asked = await stored_responses.request_of(pod, task_id, caller.id)
     if options.background and not body.stream:
