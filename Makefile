@@ -50,9 +50,11 @@ test-sentinel: .venv/.tested ## the same on a master, its replica and a Sentinel
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
 
-nightly: .venv/.tested ## the protocol against its models, EXAMPLES=10000 orders of steps
+nightly: .venv/.tested ## the protocol against its models, EXAMPLES=10000 orders of steps; the API fuzzed
 	PROTOCOL_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PYTEST_ARGS) \
 		tests/unit/shared/test_protocol_model.py tests/unit/api/test_reading_model.py
+	FUZZ_EXAMPLES=100 FUZZ_PHASES=coverage,fuzzing $(BIN)/python -m pytest $(PYTEST_ARGS) \
+		tests/integration/test_openapi.py
 
 chaos: .venv/.tested ## random faults against a fleet of its own; ARGS="--seconds 90 --seed 1"
 	@exec $(BIN)/python -I -S src/millstream/fleet/lifeline.py hold $$PPID \

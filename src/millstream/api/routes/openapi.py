@@ -27,6 +27,52 @@ def _inline(part: Any, definitions: dict[str, Any]) -> Any:
     return part
 
 
+_ERRORS = {
+    "400": "A value is not as it must be.",
+    "401": "No key, or a wrong one.",
+    "403": "Not for this caller.",
+    "404": "No such task or model.",
+    "409": "The `Idempotency-Key` stands for another body, or the task was stopped.",
+    "410": "It was there, and has expired.",
+    "413": "The body is too large.",
+    "429": "The caller has used what it may.",
+    "500": "The task was accepted and failed.",
+    "503": "The fleet cannot take it now.",
+}
+_OF_BODIES = {"409", "413", "500"}
+_OF_TASKS = {"404", "410", "429"}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def _say_what_fails(path: str, operation: dict[str, Any]) -> None:
+    """Name the errors of an operation: those of every one, of tasks, and of bodies."""
+    if path == "/health":
+        return
+    named = set(_ERRORS)
+    if "requestBody" not in operation:
+        named -= _OF_BODIES
+        if "{" not in path:
+            named -= _OF_TASKS
+    for status in sorted(named):
+        content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        operation["responses"][status] = {"description": _ERRORS[status], "content": content}
+
+
 def describe(app: FastAPI) -> None:
     """Give the application its `/openapi.json`: without FastAPI's 422, which no route answers."""
 
@@ -38,9 +84,11 @@ def describe(app: FastAPI) -> None:
                 description=app.description,
                 routes=app.routes,
             )
-            for methods in schema["paths"].values():
+            for path, methods in schema["paths"].items():
                 for operation in methods.values():
                     operation["responses"].pop("422", None)
+                    _say_what_fails(path, operation)
+            schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = _ERROR
             for unused in ("HTTPValidationError", "ValidationError"):
                 schema.get("components", {}).get("schemas", {}).pop(unused, None)
             app.openapi_schema = schema

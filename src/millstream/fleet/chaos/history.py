@@ -16,22 +16,11 @@ class Form(StrEnum):
     POLL = "native, polled"
     CHAT_STREAM = "chat stream"
     CHAT_WHOLE = "chat, whole"
-    RESPONSE = "background response"
 
     @property
-    def lasting(self) -> bool:
+    def native(self) -> bool:
         """Whether the task outlives the connection that made it."""
-        return self in (Form.NATIVE, Form.POLL, Form.RESPONSE)
-
-    @property
-    def numbered(self) -> bool:
-        """Whether it is read by the numbers of its log, over many connections."""
-        return self in (Form.NATIVE, Form.RESPONSE)
-
-    @property
-    def streamed(self) -> bool:
-        """Whether its tokens come one by one."""
-        return self.numbered or self == Form.CHAT_STREAM
+        return self in (Form.NATIVE, Form.POLL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +30,7 @@ class Seen:
     seq: int | None
     kind: str
     data: str
-    """The text of a token, the JSON of an end; empty where a client is not told all of it."""
+    """The text of a token, the JSON of an end."""
     at: float
 
 
@@ -123,7 +112,7 @@ class History:
     @property
     def attached(self) -> bool:
         """Whether the task ends with its connection."""
-        return not self.form.lasting and self.key is None
+        return not self.form.native and self.key is None
 
     @property
     def last_seq(self) -> int:
@@ -132,9 +121,9 @@ class History:
 
     def connect(self) -> Connection:
         """Begin another connection, after what was seen."""
-        numbered = self.form.numbered
+        native = self.form == Form.NATIVE
         connection = Connection(
-            self.last_seq if numbered else 0, task_id=self.task_id if numbered else None
+            self.last_seq if native else 0, task_id=self.task_id if native else None
         )
         self.connections.append(connection)
         return connection

@@ -1,0 +1,45 @@
+"""Idempotency-Key: on every route one key is one task, whichever pods it comes to and how often."""
+
+import asyncio
+
+import httpx
+from tests.support.local_fleet import LocalFleet
+from tests.support.native import read
+from tests.support.routes import asking, making_routes
+
+
+async def test_a_key_is_one_task_on_every_route(fleet: LocalFleet) -> None:
+    pods = await asyncio.gather(*(fleet.api(rate_limit_requests_per_min=50) for _ in range(2)))
+    await fleet.worker()
+    async with (
+        httpx.AsyncClient(base_url=pods[0].url, timeout=20) as one,
+        httpx.AsyncClient(base_url=pods[1].url, timeout=20) as two,
+    ):
+        routes = await making_routes(one)
+
+        async def race(path: str) -> None:
+            headers = {"Idempotency-Key": f"key of {path}"}
+            body = asking(path, '@fake {"tokens": 3}\nhello')
+            racing = (pod.post(path, json=body, headers=headers) for pod in (one, two, one, two))
+            answers = await asyncio.gather(*racing)
+            answers.append(await two.post(path, json=body, headers=headers))
+            assert {answer.status_code for answer in answers} <= {200, 202}, path
+            ids = {answer.headers["x-task-id"] for answer in answers}
+            assert len(ids) == 1, path
+            await read(one, *ids)
+            other = await two.post(path, json=asking(path, "other"), headers=headers)
+            assert other.status_code == 409, path
+            error = other.json()["error"]
+            assert error["code"] == "idempotency_key_reused"
+            assert error["param"] == "Idempotency-Key"
+
+        for path in routes:
+            await race(path)
+        answer = await one.post("/tasks", json={"prompt": '@fake {"tokens": 3}\nhello'})
+        left = int(answer.headers["x-ratelimit-remaining-requests"])
+        assert left == 50 - len(routes) - 1
+        await read(one, answer.json()["task_id"])
+        rows = (await two.get("/usage")).json()["data"]
+        assert sum(row["tasks"] for row in rows) == len(routes) + 1
+        assert sum(row["completion_tokens"] for row in rows) == 3 * (len(routes) + 1)
+    await fleet.quiet()
