@@ -13,6 +13,7 @@ import openai
 
 from millstream.fleet.chaos.frames import MalformedStream, read_frames
 from millstream.fleet.chaos.history import Connection, Form, History, Look, Seen, Stopped
+from millstream.fleet.chaos.response_stream import AHEAD, read_response, response_body
 
 MODEL = "fake"
 SILENCE_S = 20.0
@@ -51,7 +52,7 @@ class Client:
     async def run(self, history: History) -> None:
         """Get the whole answer, whatever happens on the way."""
         try:
-            if history.form.native:
+            if history.form.lasting:
                 await self._run_task(history)
             else:
                 await self._run_chat(history)
@@ -75,7 +76,7 @@ class Client:
             body = answer.json()
             history.stops.append(Stopped(body["task_id"], body["status"], body["usage"]))
 
-    # Native tasks.
+    # Native tasks and background responses.
 
     async def _run_task(self, history: History) -> None:
         if not await self._submit(history):
@@ -84,18 +85,22 @@ class Client:
             return
         if history.form == Form.POLL:
             await self._poll(history)
-        while history.form == Form.NATIVE and not history.ended and not history.troubles:
+        while history.form.numbered and not history.ended and not history.troubles:
             await self._read(history)
 
     async def _submit(self, history: History) -> bool:
         """Send the task until it is accepted; False if its fate is unknown."""
+        path, accepted = "/tasks", 202
         body = {"model": MODEL, "prompt": history.prompt.text, **history.prompt.sampling}
+        if history.form == Form.RESPONSE:
+            path, accepted = "/v1/responses", 200
+            body = {"model": MODEL, **response_body(history.prompt)}
         headers = {} if history.key is None else {"Idempotency-Key": history.key}
         while True:
             history.posts += 1
             try:
                 answer = await self._http.post(
-                    f"{self._any_url()}/tasks", json=body, headers=headers, timeout=SILENCE_S
+                    f"{self._any_url()}{path}", json=body, headers=headers, timeout=SILENCE_S
                 )
             except httpx2.ReadTimeout:
                 history.troubles.append("a POST was not answered")
@@ -106,8 +111,8 @@ class Client:
                     return False  # whether there is a task nobody can say
                 await self._pause()
                 continue
-            if answer.status_code == 202:
-                history.task_ids.append(answer.json()["task_id"])
+            if answer.status_code == accepted:
+                history.task_ids.append(answer.headers["x-task-id"])
                 return True
             if not self._again(history, answer):
                 return False
@@ -116,8 +121,14 @@ class Client:
     async def _read(self, history: History) -> None:
         """Read the stream until it ends or breaks."""
         connection = history.connect()
+        read = _read_native
         url = f"{self._any_url()}/tasks/{history.task_id}/stream"
         headers = {"Last-Event-ID": str(connection.after)} if connection.after else {}
+        if history.form == Form.RESPONSE:
+            read, headers = read_response, {}
+            url = f"{self._any_url()}/v1/responses/resp_{history.task_id}?stream=true"
+            if connection.after:
+                url += f"&starting_after={connection.after + AHEAD}"
         try:
             with _cuttable(history) as scope:
                 async with (
@@ -125,8 +136,8 @@ class Client:
                     self._http.stream("GET", url, headers=headers, timeout=SILENCE_S) as answer,
                 ):
                     if answer.status_code == 200:
-                        await _read_native(connection, answer)
-                        if connection.error is not None:
+                        await read(connection, answer)
+                        if connection.error not in (None, "server_closing"):
                             history.troubles.append(f"stream ended with {connection.error}")
                     elif answer.status_code == 204:
                         history.troubles.append("204 before the terminal event was seen")

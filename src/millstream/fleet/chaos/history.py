@@ -16,11 +16,22 @@ class Form(StrEnum):
     POLL = "native, polled"
     CHAT_STREAM = "chat stream"
     CHAT_WHOLE = "chat, whole"
+    RESPONSE = "background response"
 
     @property
-    def native(self) -> bool:
+    def lasting(self) -> bool:
         """Whether the task outlives the connection that made it."""
-        return self in (Form.NATIVE, Form.POLL)
+        return self in (Form.NATIVE, Form.POLL, Form.RESPONSE)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it is read by the numbers of its log, over many connections."""
+        return self in (Form.NATIVE, Form.RESPONSE)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its tokens come one by one."""
+        return self.numbered or self == Form.CHAT_STREAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class Seen:
     seq: int | None
     kind: str
     data: str
-    """The text of a token, the JSON of an end."""
+    """The text of a token, the JSON of an end; empty where a client is not told all of it."""
     at: float
 
 
@@ -112,7 +123,7 @@ class History:
     @property
     def attached(self) -> bool:
         """Whether the task ends with its connection."""
-        return not self.form.native and self.key is None
+        return not self.form.lasting and self.key is None
 
     @property
     def last_seq(self) -> int:
@@ -121,9 +132,9 @@ class History:
 
     def connect(self) -> Connection:
         """Begin another connection, after what was seen."""
-        native = self.form == Form.NATIVE
+        numbered = self.form.numbered
         connection = Connection(
-            self.last_seq if native else 0, task_id=self.task_id if native else None
+            self.last_seq if numbered else 0, task_id=self.task_id if numbered else None
         )
         self.connections.append(connection)
         return connection

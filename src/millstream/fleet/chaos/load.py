@@ -14,7 +14,13 @@ from millstream.fleet.chaos.prompts import make_poison, make_prompt
 CLIENTS = 40
 
 # A fifth in one piece or by polling, as many with a key, native and OpenAI's routes alike.
-_FORMS = (Form.NATIVE,) * 5 + (Form.CHAT_STREAM,) * 3 + (Form.CHAT_WHOLE, Form.POLL)
+_FORMS = (
+    *(Form.NATIVE,) * 3,
+    *(Form.CHAT_STREAM,) * 3,
+    *(Form.RESPONSE,) * 2,
+    Form.CHAT_WHOLE,
+    Form.POLL,
+)
 _KEYED = 0.2
 
 

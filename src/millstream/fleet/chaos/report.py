@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.fleet.chaos.evidence import Evidence, TaskRecord
-from millstream.fleet.chaos.history import Connection, Form, History
+from millstream.fleet.chaos.history import Connection, History
 from millstream.fleet.chaos.invariants import Broken, numbers_of, unlucky
 from millstream.fleet.chaos.schedule import Fault
 
@@ -130,7 +130,7 @@ def measure_gaps(
         of_stream: list[float] = []
         for connection in history.connections:
             task = evidence.tasks.get(connection.task_id or "")
-            if task is None or history.form not in (Form.NATIVE, Form.CHAT_STREAM):
+            if task is None or not history.form.streamed:
                 continue
             attempts = _attempts(history, connection, task)
             tokens = [seen for seen in connection.seen if seen.kind == "token"]
@@ -155,7 +155,7 @@ def measure_gaps(
 def _attempts(history: History, connection: Connection, task: TaskRecord) -> list[int]:
     """Which attempt wrote each token of a connection; chats leave out those without text."""
     entries = [entry for entry in task.log if entry.event.kind == "t"]
-    if history.form == Form.NATIVE:
+    if history.form.numbered:
         return [entry.attempt for entry in entries[connection.after :]]
     return [entry.attempt for entry in entries if entry.event.text]
 
@@ -172,9 +172,7 @@ def _totals(evidence: Evidence) -> dict[str, int]:
         != list(task.reference.events[: len(task.log) - (task.last is not None)])
     )
     return {
-        "streams": sum(
-            history.form in (Form.NATIVE, Form.CHAT_STREAM) for history in evidence.histories
-        ),
+        "streams": sum(history.form.streamed for history in evidence.histories),
         "connections": len(connections),
         "tasks": len(evidence.tasks),
         "completed": states.count("completed"),
