@@ -40,7 +40,7 @@ async def test_cut_subscriptions_lose_nothing(frail: LocalFleet, fault: FaultRun
             # Its bell may be lost as well.
             small.append(asyncio.create_task(read(http, await submit(http, SMALL))))
             await asyncio.wait(small, timeout=EVERY_S)
-        assert fault.hits > CUTTING_S / EVERY_S / 2 * 3  # the pod's and both workers'
+        assert fault.hits > 3 * CUTTING_S  # the pod's and both workers', more than once a second
         for frames in await asyncio.gather(*small):
             sse.check_native([frame for frame in frames if frame.event != "queued"])
             assert sse.native_text(frames) == undisturbed(SMALL, tokens=3)

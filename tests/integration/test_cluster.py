@@ -62,8 +62,8 @@ async def test_streams_stops_and_failovers_on_all_shards(
         stopped = [await submit(http, tokens=500, rate=10) for _ in range(SHARDS)]
 
         async def under_way() -> bool:
-            answers = [(await http.get(f"/tasks/{task_id}")).json() for task_id in tasks + stopped]
-            return all(len(answer["text"].split()) >= 3 for answer in answers)
+            answers = await asyncio.gather(*(http.get(f"/tasks/{one}") for one in tasks + stopped))
+            return all(len(answer.json()["text"].split()) >= 3 for answer in answers)
 
         await eventually(under_way, what="first tokens")
         for task_id in stopped:

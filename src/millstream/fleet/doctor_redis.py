@@ -160,6 +160,17 @@ def check_timeout(config: dict[str, str]) -> Finding:
     return _ok("timeout", "idle connections stay open")
 
 
+def check_clock(ahead_s: float) -> Finding:
+    """Whether Redis's clock and this machine's, which is so far behind it, tell the same time."""
+    if abs(ahead_s) > CLOCK_S:
+        return _warning(
+            "clock",
+            f"Redis is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this "
+            "machine; leases do not mind, times that are shown do: run NTP on both",
+        )
+    return _ok("clock", f"{abs(ahead_s) * 1000:.0f} ms apart from this machine's")
+
+
 async def _read_configs(client: redis.asyncio.Redis) -> dict[str, dict[str, str]]:
     """What CONFIG tells, by server as in `read_infos`; hosted servers forbid it."""
     untyped: Any = client
@@ -207,14 +218,7 @@ async def _check_clock(client: Any) -> Finding:
         seconds, micros = await client.time()
     except RedisError as error:
         return _fault("clock", f"TIME fails ({error}): allow the command")
-    ahead = seconds + micros / 1e6 - (before + time.time()) / 2
-    if abs(ahead) > CLOCK_S:
-        return _warning(
-            "clock",
-            f"Redis is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} this machine; "
-            "leases do not mind, times that are shown do: run NTP on both",
-        )
-    return _ok("clock", f"{abs(ahead) * 1000:.0f} ms apart from this machine's")
+    return check_clock(seconds + micros / 1e6 - (before + time.time()) / 2)
 
 
 async def _check_task(client: Any) -> Finding:
@@ -224,7 +228,7 @@ async def _check_task(client: Any) -> Finding:
     task_id = new_task_id(0)
     try:
         await scripts.submit(
-            SHARD, task_id=task_id, model=model, caller="doctor", request=b"{}", max_queue=1,
+            SHARD, task_id=task_id, model=model, caller=model, request=b"{}", max_queue=1,
             live_ttl_s=60,
         )  # fmt: skip
         (claim,), _ = await scripts.claim(
@@ -234,11 +238,14 @@ async def _check_task(client: Any) -> Finding:
         row = AppendRow(task_id, claim.attempt, 1, 1, [("1", '"x"')], "completed", "stop")
         await scripts.append(SHARD, worker=model, model=model, result_ttl_s=60, rows=[row])
         page = await scripts.follow(
-            SHARD, task_id=task_id, caller="doctor", pod=model, after=0, count=9
+            SHARD, task_id=task_id, caller=model, pod=model, after=0, count=9
         )
         whole = isinstance(page, LogPage) and [event.kind for event in page.events]
         names = (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id))
         await client.delete(*names, SHARD.queue(model), SHARD.idle(model), SHARD.rate(model))
+        day = (await client.time())[0] // 86_400
+        await client.delete(SHARD.usage(model, day))
+        await client.srem(SHARD.callers(day), model)
     except (RedisError, OSError) as error:
         return _fault(
             "permissions",

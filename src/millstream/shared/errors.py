@@ -19,9 +19,10 @@ MillstreamError
 └── SettingsError           this process is set up wrongly; the text says what to do
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from millstream.shared.limits import Standing
+if TYPE_CHECKING:  # it comes with redis, which `millstream --help` can do without
+    from millstream.shared.limits import Standing
 
 
 class MillstreamError(Exception):
@@ -106,7 +107,7 @@ class RateLimited(MillstreamError):
         *,
         retry_after_s: int = 1,
         limit: Literal["requests", "tokens"] = "requests",
-        standing: Standing | None = None,
+        standing: "Standing | None" = None,
     ) -> None:
         super().__init__(message)
         self.retry_after_s = max(1, retry_after_s)
