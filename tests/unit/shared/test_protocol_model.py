@@ -25,7 +25,7 @@ from redis.exceptions import ResponseError
 from millstream.shared.connection import open_redis
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import AppendRow, Claim, LogPage, Scripts, Submitted
+from millstream.shared.scripts import MISSING, AppendRow, Claim, LogPage, Scripts, Submitted
 
 SHARD = Keys(0)
 LEASE_S = 600.0  # far beyond the run of an example
@@ -68,6 +68,8 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
         self.tasks: dict[str, Task] = {}
+        self.deleted: set[str] = set()
+        self.submitted = 0
         self.claims = 0
         self.memory: dict[bytes, bytes] = {}
         self.attempts: dict[str, int] = {}
@@ -83,7 +85,8 @@ class Protocol(RuleBasedStateMachine):
 
     @rule()
     def submit(self) -> None:
-        task_id = f"t0-{len(self.tasks):02d}"  # not random, so that an example can be repeated
+        task_id = f"t0-{self.submitted:02d}"  # not random, so that an example can be repeated
+        self.submitted += 1
         answer = self.run(
             self.scripts.submit(
                 SHARD, task_id=task_id, model="m", caller="c", request=b"{}",
@@ -140,6 +143,10 @@ class Protocol(RuleBasedStateMachine):
             )  # fmt: skip
         for row, answer in zip(rows, answers, strict=True):
             held = self.held[worker][row.task_id]
+            if row.task_id in self.deleted:
+                assert answer == MISSING
+                del self.held[worker][row.task_id]
+                continue
             task = self.tasks[row.task_id]
             assert answer < 0 or held.claim.attempt >= task.attempt, "an old attempt wrote (I4)"
             if answer >= 0:
@@ -161,6 +168,9 @@ class Protocol(RuleBasedStateMachine):
         for one, answer in zip(
             held, self.run(script(keys=[SHARD.queue("m")], args=args)), strict=True
         ):
+            if one.claim.task_id in self.deleted:
+                assert answer != 1
+                continue
             task = self.tasks[one.claim.task_id]
             ours = one.claim.attempt >= task.attempt and not task.terminal
             assert (answer == 1) <= ours, "an old attempt renewed (B20)"
@@ -210,6 +220,18 @@ class Protocol(RuleBasedStateMachine):
         else:
             assert state == task.terminal
 
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        assert self.run(self.delete_of(task_id))
+        assert not self.run(self.delete_of(task_id))
+        del self.tasks[task_id]
+        self.deleted.add(task_id)
+
+    def delete_of(self, task_id: str) -> Any:
+        return self.scripts.delete(SHARD, task_id=task_id, caller="c", result_ttl_s=1000)
+
     @rule()
     def forget_the_group(self) -> None:
         queue = SHARD.queue("m")
@@ -235,6 +257,12 @@ class Protocol(RuleBasedStateMachine):
             del self.tasks[task_id]  # a submit that was lost: 404
             for held in self.held.values():
                 held.pop(task_id, None)
+        for task_id in self.deleted & self.attempts.keys():  # it is there again
+            if pod_lives:
+                assert self.run(self.delete_of(task_id))
+            else:
+                self.deleted.remove(task_id)
+                self.tasks[task_id] = Task()
         for task_id, task in self.tasks.items():
             task.attempt = self.attempts[task_id]
             if pod_lives:
