@@ -29,6 +29,7 @@ from millstream.api.openai import mapping
 from millstream.api.openai.response_request import options_of
 from millstream.api.openai.response_schemas import ResponseRequest
 from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
+from millstream.api.simple.schemas import SimpleBody, SimpleQuery
 from millstream.shared import errors, keys
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, LimitStore
@@ -339,6 +340,13 @@ def test_the_fields_of_a_response_are_those_of_its_schema() -> None:
 def test_the_fields_of_a_task_are_those_of_its_schema() -> None:
     described = {code_spans(row[0])[0] for row in table_rows(API, "### Fields of a task")}
     assert described == set(TaskBody.model_fields)
+
+
+def test_the_fields_of_a_simple_request_are_those_of_its_schemas() -> None:
+    described = {code_spans(row[0])[0] for row in table_rows(API, "### Fields of a simple request")}
+    assert described == set(SimpleBody.model_fields)
+    in_a_query = described - {"messages", "stream"} | {"idempotency_key"}
+    assert in_a_query == set(SimpleQuery.model_fields)
 
 
 # bug-audit.md

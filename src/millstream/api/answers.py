@@ -31,6 +31,17 @@ FIRST_WORD_S = 0.15
 NO_RETRY = {"x-should-retry": "false"}
 
 
+def followed_answer(
+    pod: Pod, reader: Accepted, caller: str, frames: AnswerFrames, *, after: int = 0
+) -> Response:
+    """The stream of a task that is there, after an event, for one of its readers."""
+    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
+    events = pod.relay.events(reader.task_id, caller, after=after, tick_s=silence.tick_s)
+    turns = turns_of([events])
+    content = answer_stream(pod, reader, caller, choices=[frames], turns=turns, silence=silence)
+    return event_stream(pod, content, reader.headers)
+
+
 async def streamed_answer(
     pod: Pod, accepted: Accepted, caller: str, *choices: AnswerFrames
 ) -> Response:

@@ -19,6 +19,7 @@ from millstream.api.routes import (
     models,
     pages,
     responses,
+    simple,
     tasks,
     usage,
 )
@@ -55,6 +56,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         responses,
         models,
         tasks,
+        simple,
         usage,
         health,
         fleet,

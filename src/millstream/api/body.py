@@ -60,14 +60,17 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
 
 
 def read_query(request: Request, schema: type[Model]) -> Model:
-    """Check a request's query against a schema.
+    """Check a request's query against a schema; what is repeated is a list.
 
     Raises:
         InvalidRequest: a value is not as it must be.
     """
-    values = dict(request.query_params)
+    values: dict[str, Any] = {}
+    for name in dict.fromkeys(request.query_params):
+        given = request.query_params.getlist(name)
+        values[name] = given[0] if len(given) == 1 else given
     try:
-        return schema.model_validate(values)
+        return schema.model_validate(values, strict=False)  # all of it is text
     except ValidationError as error:
         raise _explain(error, values) from None
 

@@ -158,6 +158,10 @@ class Feed:
         """How many readers are open."""
         return sum(len(readers) for readers in self._readers.values())
 
+    def follows(self, task_id: str) -> bool:
+        """Whether some reader here has the task open."""
+        return task_id in self._readers
+
     @contextmanager
     def reading(self, task_id: str) -> Generator[Reader]:
         """A reader of a task, which begins behind: its owner reads the log first."""

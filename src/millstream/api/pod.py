@@ -14,6 +14,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from millstream.api.admission import Accepted, Admission
+from millstream.api.departures import Departures
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.fleet_watch import FleetWatch
@@ -41,8 +42,6 @@ from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
-STOP_TRIES = 20
-STOP_PAUSE_S = 0.5
 CLOSING_LOOK_S = 1.0
 CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts connections
 
@@ -65,6 +64,9 @@ class Pod:
         self.stream_slots = StreamSlots(store, lease_s=settings.lease_s)
         self.admission = Admission(scripts, self.directory, self.limiter, settings)
         self.queue_watch = QueueWatch(scripts)
+        self.departures = Departures(
+            self.stop, self.feed, self.spawn, grace_s=settings.disconnect_grace_s
+        )
         self.fleet_watch = FleetWatch(scripts, settings)
         self.closing = False
         """The pod has been told to go: streams that can be resumed elsewhere end now."""
@@ -102,8 +104,10 @@ class Pod:
         while self._spawned:
             await asyncio.gather(*self._spawned, return_exceptions=True)
 
-    async def stop(self, task_id: str, caller: str) -> tuple[TaskState, Usage]:
-        """End a task; how it stands then.
+    async def stop(
+        self, task_id: str, caller: str, *, left: bool = False
+    ) -> tuple[TaskState, Usage]:
+        """End a task; how it stands then. One that was `left` goes on if others want it.
 
         Raises:
             UnknownTask: there is none, or it is another caller's.
@@ -119,6 +123,7 @@ class Pod:
                     task_id=task_id,
                     caller=caller,
                     result_ttl_s=self.settings.result_ttl_s,
+                    left_by=self.id if left else "",
                 )
             except RedisError as error:
                 raise unavailable(error) from error
@@ -130,28 +135,11 @@ class Pod:
             self.shown.note_stop(task_id, caller)
         return TaskState(state), Usage(prompt, completion)
 
-    def left(self, accepted: Accepted, caller: str) -> None:
+    def left(self, accepted: Accepted, caller: str, *, for_now: bool = False) -> None:
         """The client of an answer went away: end it, after the grace, if it was its alone."""
         if accepted.attached:
             for task_id in accepted.task_ids:
-                self._stop_later(task_id, caller)
-
-    def _stop_later(self, task_id: str, caller: str) -> None:
-
-        async def stop() -> None:
-            await asyncio.sleep(self.settings.disconnect_grace_s)
-            for _ in range(STOP_TRIES):
-                try:
-                    await self.stop(task_id, caller)
-                except (UnknownTask, ExpiredTask):
-                    return
-                except Exception as error:
-                    logger.debug("stop of %s: %s", task_id, error)
-                    await asyncio.sleep(STOP_PAUSE_S)
-                else:
-                    return
-
-        self.spawn(stop(), f"stop {task_id}")
+                self.departures.left(task_id, caller, for_now=for_now)
 
     async def check_store(self) -> None:
         """Leave if Redis, which was away when the pod started, comes up unfit, or not for us."""

@@ -9,7 +9,13 @@ from io import StringIO
 
 from millstream.api.feed import Feed, Reader
 from millstream.shared.connection import RedisError
-from millstream.shared.errors import ExpiredTask, LogRewound, RedisUnavailable, UnknownTask
+from millstream.shared.errors import (
+    EventOutOfRange,
+    ExpiredTask,
+    LogRewound,
+    RedisUnavailable,
+    UnknownTask,
+)
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
@@ -92,6 +98,20 @@ class Relay:
             if last.terminal:
                 return SoFar(TaskState(last.kind), text.getvalue(), last)
             after = last.seq
+
+    async def resumable(self, task_id: str, caller: str, *, after: int) -> LogPage | None:
+        """How a task stands of which a client has seen so many events; None if that was all.
+
+        Raises:
+            EventOutOfRange: the log does not go so far.
+            MillstreamError: as `page`.
+        """
+        page = await self.page(task_id, caller, after=after, count=1)
+        if after > page.seq:
+            raise EventOutOfRange(
+                f"The log ends at event {page.seq}; {after} is ahead of it.", param="last_event_id"
+            )
+        return None if page.state.terminal and after == page.seq else page
 
     async def events(
         self, task_id: str, caller: str, *, after: int, tick_s: float

@@ -142,6 +142,10 @@ class AnswerFrames(Protocol):
         """An error of the stream: whatever becomes of the task, its answer ends here."""
         ...
 
+    def farewell(self, error: dict[str, Any]) -> str:
+        """The last words of a pod that goes before the answer has ended."""
+        ...
+
 
 async def answer_stream(
     pod: Pod,
@@ -152,7 +156,7 @@ async def answer_stream(
     turns: AsyncIterator[Turn],
     silence: Silence,
 ) -> AsyncIterator[bytes]:
-    """The stream of an answer. The client going away stops its tasks.
+    """The stream of an answer. A client that goes away ends its tasks, at once or later.
 
     A choice that was stopped or has failed ends all: the answer cannot be finished any more.
     """
@@ -183,7 +187,7 @@ async def answer_stream(
                     status=503,
                     code="server_closing",
                 )
-                yield choices[0].trouble(error).encode()
+                yield choices[0].farewell(error).encode()
                 return
             if not text and silence.due:
                 text = choices[0].ping
@@ -197,7 +201,7 @@ async def answer_stream(
         yield choices[0].trouble(told).encode()
     finally:
         if left:
-            pod.left(accepted, caller)
+            pod.left(accepted, caller, for_now=choices[0].resumable)
 
 
 async def client_gone(request: Request) -> None:

@@ -317,13 +317,17 @@ class Scripts:
         return answer.decode()
 
     async def stop(
-        self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int
+        self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int, left_by: str = ""
     ) -> tuple[str, int, int]:
         """End a task as cancelled if it has not ended; its state, prompt and completion tokens.
 
-        The state is `unknown` or `expired` where there is no such task of this caller.
+        With `left_by`, the pod whose reader has gone, it goes on if another pod follows it, or if
+        its answer belongs to no connection. The state is `unknown` or `expired` where there is no
+        such task of this caller.
         """
-        answer = await self._run("stop", [shard.task(task_id)], [task_id, caller, result_ttl_s])
+        answer = await self._run(
+            "stop", [shard.task(task_id)], [task_id, caller, result_ttl_s, left_by]
+        )
         if len(answer) == 1:
             return answer[0].decode(), 0, 0
         return answer[0].decode(), int(answer[1]), int(answer[2])

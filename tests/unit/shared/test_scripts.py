@@ -445,6 +445,29 @@ async def test_a_deleted_task_has_never_been(bench: Bench, pubsub: Any, state: s
     await pubsub.aclose()
 
 
+async def test_who_leaves_ends_only_what_nobody_else_wants(bench: Bench) -> None:
+    async def leave(task_id: str, pod: str) -> str:
+        stop = bench.scripts.stop(
+            SHARD, task_id=task_id, caller="ann", result_ttl_s=10, left_by=pod
+        )
+        return (await stop)[0]
+
+    async def follow(task_id: str, pod: str) -> None:
+        await bench.scripts.follow(SHARD, task_id=task_id, caller="ann", pod=pod, after=0, count=10)
+
+    native, attached = await bench.task(), await bench.task(orphan_s=20)
+    assert await leave(native, "p1") == "queued"  # it belongs to no connection
+    await follow(attached, "p1")
+    await follow(attached, "p2")
+    assert await leave(attached, "p1") == "queued"  # p2's reader is still there
+    await bench.scripts.unfollow(SHARD, pod="p2", task_ids=[attached])
+    assert await leave(attached, "p1") == "cancelled"
+    assert await leave(attached, "p1") == "cancelled"
+    assert [event.kind for event in await bench.log(attached)] == ["cancelled"]
+    assert [claim.task_id for claim in await bench.claim("w1")] == [native]
+    assert await leave(native, "p1") == "running"
+
+
 async def test_stop_after_the_end_changes_nothing(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")

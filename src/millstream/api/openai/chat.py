@@ -111,3 +111,7 @@ class ChatChoice:
     def trouble(self, error: dict[str, Any]) -> str:
         """An error object in place of the rest."""
         return sse.data_frame(error)
+
+    def farewell(self, error: dict[str, Any]) -> str:
+        """The same: no client of this form comes back."""
+        return self.trouble(error)

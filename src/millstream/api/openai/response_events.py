@@ -115,6 +115,10 @@ class ResponseFrames:
         value |= {name: error["error"][name] for name in ("code", "message", "param")} | error
         return f"event: error\ndata: {one_line(value)}\n\n"
 
+    def farewell(self, error: dict[str, Any]) -> str:
+        """The same."""
+        return self.trouble(error)
+
     def _begin(self) -> str:
         """The frames before the first text."""
         begun = ""

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from millstream.shared.errors import InvalidRequest
+
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 ModelName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -130,10 +132,21 @@ class ChatCompletionRequest(Sampling):
         return value
 
 
-class TaskBody(Sampling):
-    """`POST /tasks`: the native form."""
+class FreeForm(Sampling):
+    """What the native and the simple forms share: a conversation, or a plain prompt."""
 
     model: ModelName | None = None
     messages: Messages | None = None
     prompt: str | None = Field(default=None, min_length=1)
+
+    def require_one_input(self) -> None:
+        """Raise InvalidRequest unless there is a conversation or a prompt, and not both."""
+        if (self.messages is None) == (self.prompt is None):
+            given = "messages" if self.messages is None else "prompt"
+            raise InvalidRequest("Give either messages or prompt.", param=given)
+
+
+class TaskBody(FreeForm):
+    """`POST /tasks`: the native form."""
+
     max_tokens: int | None = Field(default=None, ge=1)

@@ -15,6 +15,19 @@ def json_body(schema: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def query_parameters(schema: type[BaseModel]) -> dict[str, Any]:
+    """A route's `openapi_extra` for parameters in its query."""
+    whole = schema.model_json_schema()
+    required = whole.get("required", ())
+    fields = _inline(whole["properties"], whole.get("$defs", {}))
+    return {
+        "parameters": [
+            {"name": name, "in": "query", "required": name in required, "schema": field}
+            for name, field in fields.items()
+        ]
+    }
+
+
 def _inline(part: Any, definitions: dict[str, Any]) -> Any:
     """Put each definition in the place of its references; none of ours refers to itself."""
     if isinstance(part, dict):

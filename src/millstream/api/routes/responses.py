@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse, Response
 
 from millstream.api import responses as stored_responses
 from millstream.api.admission import Accepted
-from millstream.api.answers import streamed_answer, whole_answer
+from millstream.api.answers import followed_answer, streamed_answer, whole_answer
 from millstream.api.auth.dependencies import CurrentCaller
 from millstream.api.body import largest_body, read_body, read_query
-from millstream.api.choices import Told, turns_of
+from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.response_events import Numbering, ResponseFrames
 from millstream.api.openai.response_object import response_object
@@ -21,10 +21,9 @@ from millstream.api.openai.response_schemas import (
     ResponseRequest,
     RetrieveQuery,
 )
-from millstream.api.pod import CurrentPod, Pod
+from millstream.api.pod import CurrentPod
 from millstream.api.routes.openapi import json_body
 from millstream.api.routes.slots import StreamSlot
-from millstream.api.streams import Silence, answer_stream, event_stream
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.schemas import Message, TaskRequest
 from millstream.shared.states import TaskState
@@ -74,7 +73,7 @@ async def create_response(
     if body.stream:
         frames = ResponseFrames(task_id, asked)
         if options.background:
-            return _stream(pod, accepted, caller.id, frames)
+            return followed_answer(pod, accepted, caller.id, frames)
         return await streamed_answer(pod, accepted, caller.id, frames)
 
     def completed(told: Told) -> dict[str, Any]:
@@ -82,16 +81,6 @@ async def create_response(
         return response_object(task_id, asked, state=state, text=told.text, last=told.end)
 
     return await whole_answer(request, pod, accepted, caller.id, completed)
-
-
-def _stream(pod: Pod, accepted: Accepted, caller: str, frames: ResponseFrames) -> Response:
-    """The stream of a response that goes on without its readers."""
-    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
-    events = pod.relay.events(accepted.task_id, caller, after=0, tick_s=silence.tick_s)
-    content = answer_stream(
-        pod, accepted, caller, choices=[frames], turns=turns_of([events]), silence=silence
-    )
-    return event_stream(pod, content, accepted.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)
@@ -117,7 +106,9 @@ async def get_response(
         )
     await slot.take()
     reader = Accepted((task_id,), page.model, known=True, position=0, eta_s=0, attached=False)
-    return _stream(pod, reader, caller.id, ResponseFrames(task_id, stored.request, after=after))
+    return followed_answer(
+        pod, reader, caller.id, ResponseFrames(task_id, stored.request, after=after)
+    )
 
 
 @router.post("/v1/responses/{response_id}/cancel")

@@ -16,7 +16,7 @@ from millstream.api.routes.openapi import json_body
 from millstream.api.routes.slots import StreamSlot
 from millstream.api.streams import event_stream, native_stream
 from millstream.shared.connection import RedisError
-from millstream.shared.errors import EventOutOfRange, InvalidRequest
+from millstream.shared.errors import EventOutOfRange
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import TaskRequest, Usage, shard_of
 from millstream.shared.states import TaskState
@@ -35,9 +35,7 @@ async def create_task(
     """Take a task; it runs to its end whether anyone reads or not."""
     limit = largest_body(pod.settings.max_prompt_chars)
     body, raw = await read_body(request, TaskBody, most=limit)
-    if (body.messages is None) == (body.prompt is None):
-        given = "messages" if body.messages is None else "prompt"
-        raise InvalidRequest("Give either messages or prompt.", param=given)
+    body.require_one_input()
     accepted = await pod.admission.submit(
         TaskRequest(
             body.model or "",
@@ -116,12 +114,8 @@ async def stream_task(
             "The last event id must be the number of an event.", param="last_event_id"
         )
     after = int(given)
-    page = await pod.relay.page(task_id, caller.id, after=after, count=1)
-    if after > page.seq:
-        raise EventOutOfRange(
-            f"The log ends at event {page.seq}; {after} is ahead of it.", param="last_event_id"
-        )
-    if page.state.terminal and after == page.seq:
+    page = await pod.relay.resumable(task_id, caller.id, after=after)
+    if page is None:
         return Response(status_code=204)
     queued = page.state == TaskState.QUEUED
     await slot.take()

@@ -2,15 +2,19 @@
 -- End a task now, whoever runs it: the log gets its last event in this step, so no later token,
 -- worker or restart can undo it. Its worker is told, and every append of it is refused besides.
 -- KEYS: task
--- ARGV: id, caller, result_ttl_s
+-- ARGV: id, caller, result_ttl_s, left_by ('' ends it in any case)
+--       left_by: the pod whose reader has gone: the task goes on if another pod follows it, or if
+--       its answer belongs to no connection
 -- -> {state, prompt tokens, completion tokens} | {'unknown'} | {'expired'}
-local id = ARGV[1]
+local id, left_by = ARGV[1], ARGV[4]
 local task = read_task(id)
 if not task.state then
   return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
 end
 if task.caller ~= ARGV[2] then return {'unknown'} end
-if task.state == 'queued' or task.state == 'running' then
+local wanted = left_by ~= '' and (
+  redis.call('HGET', KEYS[1], 'orphan_ms') == '0' or without(task.followers, left_by) ~= '')
+if not wanted and (task.state == 'queued' or task.state == 'running') then
   finish(id, task, 'cancelled', '', tonumber(ARGV[3]))
   send_posts()
   if task.worker and task.worker ~= '' then

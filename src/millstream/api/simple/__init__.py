@@ -1,0 +1,1 @@
+"""The simple forms of the tutorials: `/chat` and `/generate`."""
