@@ -13,6 +13,7 @@ import openai
 import pytest
 from tests.support.local_fleet import LEASE_S, Api, LocalFleet
 from tests.support.native import read, submit
+from tests.support.routes import asking, streaming_routes
 from tests.support.store import Store
 from tests.support.waiting import eventually
 
@@ -184,13 +185,15 @@ async def test_streams_are_counted_where_they_are_open(fleet: LocalFleet) -> Non
     async with clients(*pods) as (one, two):
         task_id = await submit(one, tokens=1000, rate=20)
 
+        asked: list[tuple[str, str, Any]] = [("GET", f"/tasks/{task_id}/stream", None)]
+        for path in await streaming_routes(one):
+            more = {} if path.endswith("/stream") else {"stream": True}
+            asked.append(("POST", path, {**asking(path, fake(tokens=1)), **more}))
+
         async def refused() -> None:
-            for method, path, body in (
-                ("POST", "/v1/chat/completions", chat),
-                ("GET", f"/tasks/{task_id}/stream", None),
-            ):
+            for method, path, body in asked:
                 async with two.stream(method, path, json=body) as answer:
-                    assert answer.status_code == 429
+                    assert answer.status_code == 429, path
                     assert answer.headers["retry-after"] == "1"
                     error = json.loads(await answer.aread())["error"]
                     assert error["code"] == "rate_limit_exceeded"

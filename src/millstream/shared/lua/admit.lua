@@ -12,6 +12,8 @@ local id, most_requests, most_tokens = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV
 local window = tonumber(ARGV[4])
 local LEARNED_TTL_S = 86400
 local UNKNOWN_ANSWER = 256 -- tokens of a caller's first answer whose length nobody has said
+-- Whoever is refused costs no more than this; beyond, it is told when all will have lapsed.
+local MOST_SUMMED = 500
 local now = now_ms()
 local lapsed = '(' .. int(now - window) -- what is exactly so old is still inside
 
@@ -83,10 +85,14 @@ if most_tokens > 0 then
     end
   end
   -- What could be too long for a whole minute has one for itself.
-  local excess, place = before and 0 or sum + math.min(need, most_tokens) - most_tokens, 0
-  while excess > 0 do
-    local entry = redis.call('ZRANGE', tokens, place, place, 'WITHSCORES')
-    excess, place, retry_tokens = excess - amount(entry[1]), place + 1, left(entry[2])
+  local excess = before and 0 or sum + math.min(need, most_tokens) - most_tokens
+  if excess > 0 then
+    local oldest = redis.call('ZRANGE', tokens, 0, MOST_SUMMED - 1, 'WITHSCORES')
+    for at = 1, #oldest, 2 do
+      excess, retry_tokens = excess - amount(oldest[at]), left(oldest[at + 1])
+      if excess <= 0 then break end
+    end
+    if excess > 0 then retry_tokens = reset_of(tokens) end
   end
 end
 
