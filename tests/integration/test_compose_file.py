@@ -10,7 +10,8 @@ from millstream.api.body import largest_body
 from millstream.api.server import KEEP_ALIVE_S
 from millstream.shared.settings import PREFIX, Settings
 
-SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields}
+CLIENTS = {PREFIX + "URL", PREFIX + "API_KEY"}  # of who talks to a fleet, not of its processes
+SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields} - CLIENTS
 OURS = ("api", "worker", "worker-gpu")
 NGINX_CONF = (ROOT / "deploy/nginx.conf").read_text()
 

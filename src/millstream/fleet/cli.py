@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,8 @@ _ENGINES = click.Choice(["transformers", "fake"])
 
 _host = click.option("--host", help="Address the API listens on.")
 _engine = click.option("--engine", type=_ENGINES, help="What runs the model.")
+_url = click.option("--url", help="Where the fleet is; by default on this machine.")
+_file = click.Path(dir_okay=False, path_type=Path)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
@@ -133,6 +136,149 @@ def worker(*, model: str | None, engine: str | None) -> int:
     return run(settings)
 
 
+@cli.command()
+@click.argument("model", required=False)
+@_url
+@click.option("--system", metavar="TEXT", default="", help="What the model is told first.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest token.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
+@click.option("--seed", type=int, help="The same answer again, for the same question.")
+def chat(
+    *,
+    model: str | None,
+    url: str | None,
+    system: str,
+    temperature: float | None,
+    max_tokens: int | None,
+    seed: int | None,
+) -> int:
+    """Talk to the fleet: in a terminal, or `echo hi | millstream chat`.
+
+    Answers go on when a pod, a worker or the network does not; Ctrl-C stops one.
+    """
+    from millstream.fleet.chat import Conversation, run
+    from millstream.shared.settings import read_settings
+
+    sampling = _given(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    return run(read_settings(_given(url=url)), Conversation(model, system, sampling))
+
+
+@cli.command()
+@_url
+@click.option("--once", is_flag=True, help="Print it once, as on a pipe.")
+@_json
+def top(*, url: str | None, once: bool, as_json: bool) -> int:
+    """Show the fleet live: workers, models, queues, tokens/s."""
+    from millstream.fleet.top import run
+    from millstream.shared.settings import read_settings
+
+    return run(read_settings(_given(url=url)), once=once, as_json=as_json)
+
+
+@cli.command(context_settings={"show_default": True})
+@click.argument("model", required=False)
+@_url
+@click.option("--num-prompts", type=click.IntRange(1, 1_000_000), default=100, help="Requests.")
+@click.option(
+    "--max-concurrency",
+    type=click.IntRange(1, 100_000),
+    help="Most open at once; by default 16, and without bound where there is a rate.",
+)
+@click.option(
+    "--request-rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests per second, independent of answers; by default as many as may be open.",
+)
+@click.option(
+    "--burstiness",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    help="1: a Poisson process; less comes in bursts, more comes evenly.",
+)
+@click.option(
+    "--ramp-up",
+    type=(click.Choice(["linear", "exponential"]), float, float),
+    metavar="SHAPE FROM TO",
+    help="Let the rate grow, as in `--ramp-up linear 1 20`.",
+)
+@click.option("--input-len", type=click.IntRange(1), default=128, help="Words of a prompt.")
+@click.option("--output-len", type=click.IntRange(1), default=128, help="Tokens of an answer.")
+@click.option(
+    "--range-ratio", type=click.FloatRange(0, 1), default=0.0, help="Spread of both lengths."
+)
+@click.option(
+    "--mix",
+    "mixes",
+    type=(float, int, int),
+    multiple=True,
+    metavar="SHARE INPUT OUTPUT",
+    help="Instead of both: a kind of request and its share. May be repeated.",
+)
+@click.option("--temperature", type=click.FloatRange(0, 2), default=0.0)
+@click.option("--num-warmups", type=click.IntRange(0), default=1, help="Requests not counted.")
+@click.option("--seed", type=int, default=0, help="Which prompts, and when.")
+@click.option("--json", "json_file", type=_file, help="Also write the figures.")
+@click.option("--html", "html_file", type=_file, help="Also write a page with curves.")
+def bench(
+    *,
+    model: str | None,
+    url: str | None,
+    num_prompts: int,
+    max_concurrency: int | None,
+    request_rate: float | None,
+    burstiness: float,
+    ramp_up: tuple[str, float, float] | None,
+    input_len: int,
+    output_len: int,
+    range_ratio: float,
+    mixes: tuple[tuple[float, int, int], ...],
+    temperature: float,
+    num_warmups: int,
+    seed: int,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> int:
+    """Put a load on the fleet: TTFT, inter-token latency, tokens/s, errors.
+
+    Options and figures have the names of vLLM's `bench serve`.
+    """
+    import math
+
+    from millstream.fleet.bench.arrivals import Arrivals
+    from millstream.fleet.bench.run import BenchOptions, run
+    from millstream.fleet.bench.workload import Length, Mix
+    from millstream.shared.settings import read_settings
+
+    if ramp_up is not None and min(ramp_up[1:]) <= 0:
+        raise click.BadParameter("rates must be more than 0", param_hint="--ramp-up")
+    shape, first, last = ramp_up or ("", 1.0, 1.0)
+    kinds = mixes or ((1.0, input_len, output_len),)
+    if min(min(kind) for kind in kinds) <= 0:
+        raise click.BadParameter("shares and lengths must be more than 0", param_hint="--mix")
+    options = BenchOptions(
+        model=model,
+        count=num_prompts,
+        at_once=max_concurrency or (num_prompts if request_rate or ramp_up else 16),
+        arrivals=Arrivals(
+            rate=request_rate or math.inf,
+            burstiness=burstiness,
+            ramp=shape,
+            ramp_start=first,
+            ramp_end=last,
+        ),
+        mixes=[
+            Mix(share, Length(prompt, range_ratio), Length(answer, range_ratio))
+            for share, prompt, answer in kinds
+        ],
+        temperature=temperature,
+        warmups=num_warmups,
+        seed=seed,
+        json_file=json_file,
+        html_file=html_file,
+    )
+    return run(read_settings(_given(url=url)), options)
+
+
 @cli.command(context_settings={"show_default": True})
 @click.option("--seconds", type=click.IntRange(5, 86_400), default=90, help="How long to strike.")
 @click.option("--seed", type=click.IntRange(0), help="Which faults, when; by default any.")
@@ -145,7 +291,6 @@ def chaos(
 ) -> int:
     """Torment a fleet of its own, and check that nothing is lost."""
     import secrets
-    from pathlib import Path
 
     if json_file and not Path(json_file).absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder for {json_file}", param_hint="--json")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from millstream.shared.address import Topology, mask_password, parse_address
@@ -125,6 +125,14 @@ class Settings(BaseSettings):
     cors_origins: str = Field(
         default="*",
         description="Origins whose pages may call the API, comma-separated; `none`: no page may.",
+    )
+    url: str = Field(
+        default="",
+        pattern=r"^(https?://\S+)?$",
+        description="Where `chat`, `top` and `bench` find the fleet (default: HOST and PORT).",
+    )
+    api_key: SecretStr = Field(
+        default=SecretStr(""), description="The key that `chat`, `top` and `bench` show."
     )
     log_format: Literal["text", "json"] = Field(default="text", description="`text` or `json`.")
     fake_tokens_per_s: float = Field(

@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import openai
 
-from millstream.fleet.chaos.frames import MalformedStream, read_frames
 from millstream.fleet.chaos.history import Connection, Form, History, Look, Seen, Stopped
 from millstream.fleet.chaos.response_stream import AHEAD, read_response, response_body
+from millstream.fleet.frames import MalformedStream, read_frames
 
 MODEL = "fake"
 SILENCE_S = 20.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from millstream.fleet.chaos.frames import MalformedStream, read_frames
+from millstream.fleet.frames import MalformedStream, read_frames
 from millstream.fleet.chaos.history import Connection, Seen
 from millstream.fleet.chaos.prompts import Prompt
 

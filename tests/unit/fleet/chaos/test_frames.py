@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from millstream.fleet.chaos.frames import Frame, MalformedStream, read_frame, read_frames
+from millstream.fleet.frames import Frame, MalformedStream, read_frame, read_frames
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:

@@ -4,7 +4,7 @@ import httpx2
 import pytest
 from tests.unit.api.test_response_events import ENDS, USAGE, log, stream
 
-from millstream.fleet.chaos.frames import MalformedStream
+from millstream.fleet.frames import MalformedStream
 from millstream.fleet.chaos.history import Connection
 from millstream.fleet.chaos.response_stream import read_response
 

@@ -1,0 +1,1 @@
+"""`millstream bench`: load on a fleet, and what its clients see of it."""

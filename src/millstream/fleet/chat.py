@@ -1,0 +1,276 @@
+"""`millstream chat`: talk to the fleet from a terminal or a pipe."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import unicodedata
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TextIO
+
+import click
+
+from millstream.fleet.client import FleetClient, fleet_url, open_client
+from millstream.shared.errors import MillstreamError, TaskFailed
+from millstream.shared.settings import Settings
+
+_HELP = """\
+/new          forget what was said
+/retry        ask the last question again
+/model NAME   talk to another model; without a name: list them
+/system TEXT  what the model is told first; without a text: nothing
+/quit         leave (or Ctrl-D)
+Ctrl-C stops an answer. A line that ends with \\ goes on in the next one.
+"""
+
+
+_STOP_S = 5.0
+
+
+class Stopped(Exception):
+    """The reader stopped the answer."""
+
+
+@dataclass
+class Conversation:
+    """What has been said, and how it goes on."""
+
+    model: str | None = None
+    system: str = ""
+    sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    turns: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+
+    def body(self, question: str) -> dict[str, Any]:
+        """The task that asks this next."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, *self.turns, {"role": "user", "content": question}]
+        model = {"model": self.model} if self.model else {}
+        return {**model, "messages": messages, **self.sampling}
+
+    def change(self, command: str, rest: str) -> str:
+        """Do what a command says; what to tell of it."""
+        match command:
+            case "/new":
+                self.turns.clear()
+            case "/model":
+                self.model = rest
+            case "/system":
+                self.system = rest
+            case "/retry":
+                return "Nothing has been asked yet.\n"
+            case "/help":
+                return _HELP
+            case _:
+                return f"There is no {command}; /help lists what there is.\n"
+        return ""
+
+    def forget(self, question: str) -> None:
+        """Take back the last turn, if this was its question."""
+        if self.turns[-2:-1] == [{"role": "user", "content": question}]:
+            del self.turns[-2:]
+
+
+class Printer:
+    """Writes an answer as it comes, and in a terminal a passing line on what is waited for."""
+
+    def __init__(self, out: TextIO, notes: TextIO) -> None:
+        self._out = out
+        self._notes = notes
+        self._noted = False
+        self._at_margin = True
+
+    def write(self, text: str) -> None:
+        """Some more of the answer."""
+        self.note("")
+        self._out.write(_harmless(text) if self._out.isatty() else text)
+        self._out.flush()
+        self._at_margin = text.endswith("\n") if text else self._at_margin
+
+    def end(self) -> None:
+        """The answer is over."""
+        self.note("")
+        if not self._at_margin:
+            self._out.write("\n")
+            self._out.flush()
+        self._at_margin = True
+
+    def note(self, text: str) -> None:
+        """Show what is waited for; '' when nothing is."""
+        if not self._notes.isatty() or not (text or self._noted):
+            return
+        if text and not self._at_margin:
+            self._notes.write("\n")  # not over the answer's last line
+            self._at_margin = True
+        self._notes.write(f"\r\x1b[2K\x1b[2m{_harmless(text)}\x1b[0m" if text else "\r\x1b[2K")
+        self._notes.flush()
+        self._noted = bool(text)
+
+
+def _harmless(text: str) -> str:
+    """Without control characters: a model must not move the cursor or retitle the window."""
+    return "".join(
+        letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc"
+    )
+
+
+async def answer(
+    client: FleetClient, conversation: Conversation, question: str, out: Printer
+) -> None:
+    """Ask, and print the answer as it comes; Ctrl-C ends it in the fleet.
+
+    Raises:
+        Stopped: by Ctrl-C; what had come is part of the conversation.
+        MillstreamError: there is no answer.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    texts: list[str] = []
+
+    async def read(task_id: str) -> None:
+        async for kind, data in client.follow(task_id):
+            if kind == "queued":
+                out.note(f"waiting, number {data['position']} in the queue")
+            elif kind == "token":
+                texts.append(data["text"])
+                out.write(data["text"])
+            elif kind == "failed":
+                raise TaskFailed(data["error"]["message"])
+
+    stopping = asyncio.create_task(stop.wait())
+    working: asyncio.Task[Any] = asyncio.create_task(client.submit(conversation.body(question)))
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            await _give_up(client, working)
+        submitted, working = working, asyncio.create_task(read(working.result()))
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            await _give_up(client, submitted)
+        working.result()
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for task in (working, stopping):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+        out.end()
+        if texts:
+            conversation.turns += [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": "".join(texts)},
+            ]
+
+
+async def _give_up(client: FleetClient, submitted: "asyncio.Task[str]") -> NoReturn:
+    """End the task, which may just be coming into being, so that nobody decodes it for nobody."""
+    with contextlib.suppress(MillstreamError, TimeoutError):
+        async with asyncio.timeout(_STOP_S):
+            await client.stop(await submitted)
+    raise Stopped
+
+
+async def ask_once(settings: Settings, conversation: Conversation, question: str) -> int:
+    """One question from a pipe, its answer on stdout; the exit code."""
+    out = Printer(sys.stdout, sys.stderr)
+    async with open_client(settings, out.note) as client:
+        try:
+            await answer(client, conversation, question, out)
+        except Stopped:
+            return 130
+    return 0
+
+
+def talk(settings: Settings, conversation: Conversation) -> int:
+    """A conversation at the terminal, to its end."""
+    import readline  # noqa: F401  # pyright: ignore[reportUnusedImport] - history and editing
+
+    out = Printer(sys.stdout, sys.stderr)
+    last = ""
+    # The loop runs only while something is asked: in between, Ctrl-C is a plain KeyboardInterrupt.
+    with asyncio.Runner() as runner, _opened(runner, settings, out) as client:
+        models = runner.run(_models(client))
+        if conversation.model is None and len(models) == 1:
+            conversation.model = models[0]
+        click.echo(
+            f"{conversation.model or 'Millstream'} at {fleet_url(settings)}. /help, Ctrl-D leaves."
+        )
+        while True:
+            try:
+                line = _read_question()
+            except EOFError:
+                click.echo()
+                return 0
+            except KeyboardInterrupt:
+                click.echo("\n(Ctrl-D leaves)")
+                continue
+            command, _, rest = line.partition(" ")
+            if command in ("/quit", "/exit"):
+                return 0
+            if command == "/retry" and last:
+                conversation.forget(last)
+                _ask(runner, client, conversation, last, out)
+            elif command == "/model" and not rest:
+                click.echo("\n".join(runner.run(_models(client))) or "No model is served yet.")
+            elif command.startswith("/") and command[1:].isalpha():
+                click.echo(conversation.change(command, rest.strip()), nl=False)
+            elif line:
+                last = line
+                _ask(runner, client, conversation, line, out)
+
+
+def _ask(
+    runner: asyncio.Runner,
+    client: FleetClient,
+    conversation: Conversation,
+    question: str,
+    out: Printer,
+) -> None:
+    try:
+        runner.run(answer(client, conversation, question, out))
+    except Stopped:
+        click.echo("(stopped)")
+    except MillstreamError as error:
+        click.echo(f"millstream: {error.message}", err=True)
+
+
+@contextlib.contextmanager
+def _opened(runner: asyncio.Runner, settings: Settings, out: Printer) -> Generator[FleetClient]:
+    context = open_client(settings, out.note)
+    client = runner.run(_enter(context))
+    try:
+        yield client
+    finally:
+        runner.run(_leave(context))
+
+
+async def _enter(context: AbstractAsyncContextManager[FleetClient]) -> FleetClient:
+    return await context.__aenter__()
+
+
+async def _leave(context: AbstractAsyncContextManager[FleetClient]) -> None:
+    await context.__aexit__(None, None, None)
+
+
+async def _models(client: FleetClient) -> list[str]:
+    return [model["id"] for model in (await client.get("/v1/models"))["data"]]
+
+
+def _read_question() -> str:
+    lines = [input("> ")]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input("… "))
+    return "\n".join(lines).strip()
+
+
+def run(settings: Settings, conversation: Conversation) -> int:
+    """Talk at a terminal; from a pipe, answer what comes and end."""
+    if sys.stdin.isatty():
+        return talk(settings, conversation)
+    question = sys.stdin.read().strip()
+    if not question:
+        raise MillstreamError("there is no question: stdin is empty")
+    return asyncio.run(ask_once(settings, conversation, question))
