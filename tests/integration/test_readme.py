@@ -173,6 +173,10 @@ async def test_the_fault_test_of_the_docs_finds_what_it_should(fleet: LocalFleet
 
 def test_what_starts_a_fleet_is_spelled_right() -> None:
     lines = [line for block in NOT_RUN for line in block.text.splitlines()]
+    tools = [line.split()[1] for line in lines if line.startswith(".venv/bin/millstream ")]
+    assert tools == ["chat", "top", "bench"]  # test_terminal.py runs them
+    assert cli.commands.keys() >= set(tools)
+    lines = [line for line in lines if not line.startswith(".venv/bin/millstream ")]
     assert [line.split()[0] for line in lines] == ["git", "make", "make", *["docker-compose"] * 3]
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert "run" in targets

@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx2
 
-from millstream.fleet.frames import MalformedStream, read_frames
 from millstream.fleet.chaos.history import Connection, Seen
 from millstream.fleet.chaos.prompts import Prompt
+from millstream.fleet.frames import MalformedStream, read_frames
 
 AHEAD = 4
 """By how much its stream's numbers are ahead of its log's."""

@@ -4,9 +4,9 @@ import httpx2
 import pytest
 from tests.unit.api.test_response_events import ENDS, USAGE, log, stream
 
-from millstream.fleet.frames import MalformedStream
 from millstream.fleet.chaos.history import Connection
 from millstream.fleet.chaos.response_stream import read_response
+from millstream.fleet.frames import MalformedStream
 
 
 async def read(text: str, after: int = 0) -> Connection:
