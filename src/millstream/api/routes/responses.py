@@ -22,7 +22,7 @@ from millstream.api.openai.response_schemas import (
     RetrieveQuery,
 )
 from millstream.api.pod import CurrentPod
-from millstream.api.routes.openapi import json_body
+from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.schemas import Message, TaskRequest
@@ -83,7 +83,11 @@ async def create_response(
     return await whole_answer(request, pod, accepted, caller.id, completed)
 
 
-@router.get("/v1/responses/{response_id}", response_model=None)
+@router.get(
+    "/v1/responses/{response_id}",
+    response_model=None,
+    openapi_extra=query_parameters(RetrieveQuery),
+)
 async def get_response(
     response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
 ) -> Response:
@@ -135,7 +139,9 @@ async def delete_response(
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-@router.get("/v1/responses/{response_id}/input_items")
+@router.get(
+    "/v1/responses/{response_id}/input_items", openapi_extra=query_parameters(InputItemsQuery)
+)
 async def list_input_items(
     response_id: str, request: Request, pod: CurrentPod, caller: CurrentCaller
 ) -> dict[str, Any]:
