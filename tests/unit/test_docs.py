@@ -34,6 +34,7 @@ from millstream.shared import errors, keys
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, LimitStore
 from millstream.shared.schemas import new_task_id
+from millstream.shared.script_runner import PARTS
 from millstream.shared.scripts import AppendRow, Scripts, Submitted
 from millstream.shared.settings import PREFIX, Settings
 from millstream.worker.engines.fake_script import Directive
@@ -134,12 +135,12 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         arguments |= lives | changes
         return (await scripts.claim(shard, worker=worker, model=model, **arguments))[0]
 
-    async def submit(**changes: Any) -> str:
+    async def submit(caller: str = "ann", **changes: Any) -> str:
         answer = await scripts.submit(
             shard,
             task_id=new_task_id(0),
             model=model,
-            caller="ann",
+            caller=caller,
             request=b"{}",
             max_queue=9,
             live_ttl_s=7200,
@@ -171,8 +172,9 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         tasks=[(lost.task_id, lost.attempt)],
     )  # fmt: skip
     assert await claim("two", lease_s=60) == []
-    await submit()
-    (running,) = await claim("two")
+    for caller in ("ann", "bob", "bob"):
+        await submit(caller=caller)
+    running, *_ = await claim("two", free=4)
     for registry in (keys.WORKERS, keys.APIS):
         await scripts.heartbeat(registry, member="x", json=b"{}", ttl_s=10, model=model)
 
@@ -181,17 +183,24 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
 
     documented = key_rows()
     seen: set[str] = set()
-    async for raw in client.scan_iter("*"):
-        key = raw.decode()
-        name = key.replace("{ms:0}", "{ms:k}").replace(f":{model}", ":<model>")
-        name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
-        name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
-        name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
-        name = name.replace(":ann", ":<caller>")
-        kind = (await client.type(key)).decode().replace("zset", "sorted set")
-        assert documented[name][0].startswith(kind), key
-        assert await client.ttl(key) > 0, key
-        seen.add(name)
+
+    async def look() -> None:
+        async for raw in client.scan_iter("*"):
+            key = raw.decode()
+            name = key.replace("{ms:0}", "{ms:k}").replace(f":{model}", ":<model>")
+            name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
+            name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
+            name = re.sub(rf":({'|'.join(keys.LEVELS)}):", ":<level>:", name)
+            name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
+            name = name.replace(":ann", ":<caller>")
+            kind = (await client.type(key)).decode().replace("zset", "sorted set")
+            assert documented[name][0].startswith(kind), key
+            assert await client.ttl(key) > 0, key
+            seen.add(name)
+
+    await look()  # a worker stands idle
+    await submit()
+    await look()  # a task waits
     channels = {name for name, (kind, _) in documented.items() if kind == "sharded channel"}
     assert seen == set(documented) - channels
 
@@ -219,7 +228,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
 
 
 def test_every_script_is_described() -> None:
-    scripts = {file.stem for file in (SOURCE / "shared" / "lua").glob("*.lua")} - {"lib"}
+    scripts = {file.stem for file in (SOURCE / "shared" / "lua").glob("*.lua")} - {*PARTS}
     described = PROTOCOL.split("\n## The scripts\n")[1].split("\n## ")[0]
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", described, re.M | re.S))
     assert set(sections) == scripts

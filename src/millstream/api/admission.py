@@ -28,7 +28,6 @@ MAX_IDEMPOTENCY_KEY = 255
 # back in a fraction of it.
 ORPHAN_S = 15.0
 AWAY_S = 2.0  # how long the other shards get a shard's turns after it did not answer
-RETRY_AFTER_MOST_S = 120  # beyond that the estimate is a guess, and the caller should look again
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Accepted:
     model: str
     known: bool
     position: int
-    eta_s: float
+    eta_s: float | None
     attached: bool
     """The answer belongs to the connection that asked for it."""
     requests: tuple[TaskRequest, ...] = ()
@@ -142,7 +141,7 @@ class Admission:
             )
         raise QueueFull(
             f"The queue of {name} is full.",
-            retry_after_s=min(RETRY_AFTER_MOST_S, math.ceil(answer.retry_after_s)),
+            retry_after_s=math.ceil(answer.retry_after_s),
         )
 
     async def _submit(
@@ -157,40 +156,24 @@ class Admission:
         attached: bool,
     ) -> Submitted | Refused:
         settings = self._settings
-        count = settings.shards
-        if key is None:
-            self._turn += (
-                1  # shards in turn: their queues stay level; and where one is full, the next
-            )
-            now = time.monotonic()
-            turn = [(self._turn + at) % count for at in range(count)]
-            shards = [shard for shard in turn if self._away_until.get(shard, 0) <= now] or turn
-        else:
-            shards = [self._shard_of(caller, key)]
-        refused: list[Refused] = []
-        for shard in shards:
-            (task_id, request), *more = [
-                (new_task_id(shard), encode_request(request)) for request in requests
-            ]
-            answer = await self._try(
-                shard,
-                task_id=task_id,
-                model=model,
-                caller=caller,
-                request=request,
-                more=more,
-                max_queue=settings.max_queue // count + (shard < settings.max_queue % count),
-                live_ttl_s=settings.live_ttl_s,
-                idempotency_key=key,
-                body_hash=hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
-                orphan_s=ORPHAN_S + settings.disconnect_grace_s if attached else 0,
-                admitted_ms=admitted.at_ms if admitted else None,
-                reserved=admitted.reserved if admitted else (),
-            )
+        bodies = [encode_request(request) for request in requests]
+        task = {
+            "model": model,
+            "caller": caller,
+            "live_ttl_s": settings.live_ttl_s,
+            "idempotency_key": key,
+            "body_hash": hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
+            "orphan_s": ORPHAN_S + settings.disconnect_grace_s if attached else 0,
+            "life_s": settings.max_task_s,
+            "admitted_ms": admitted.at_ms if admitted else None,
+            "reserved": admitted.reserved if admitted else (),
+        }
+        *others, last = self._shards(caller, key)
+        for shard in others:
+            answer = await self._try(shard, bodies, **task, promise=False)
             if isinstance(answer, Submitted) or answer.conflict:
                 return answer
-            refused.append(answer)
-        return min(refused, key=lambda item: item.retry_after_s)
+        return await self._try(last, bodies, **task)
 
     def _shard_of(self, caller: str, key: str) -> int:
         """Where an idempotency key lies: the same key must meet itself."""
@@ -204,10 +187,29 @@ class Admission:
         shard = Keys(self._shard_of(caller.id, key))
         return await self._scripts.knows(shard, caller=caller.id, idempotency_key=key)
 
-    async def _try(self, shard: int, **task: Any) -> Submitted | Refused:
+    def _shards(self, caller: str, key: str | None) -> list[int]:
+        """Where to try, in this order."""
+        if key is not None:
+            return [self._shard_of(caller, key)]
+        count = self._settings.shards
+        self._turn += 1  # in turn: their queues stay level; and where one is full, the next
+        now = time.monotonic()
+        turn = [(self._turn + at) % count for at in range(count)]
+        return [shard for shard in turn if self._away_until.get(shard, 0) <= now] or turn
+
+    async def _try(self, shard: int, bodies: Sequence[bytes], **task: Any) -> Submitted | Refused:
         """Submit to a shard; one whose node is away is left out of the turns for a while."""
+        most, count = self._settings.max_queue, self._settings.shards
+        (task_id, request), *more = [(new_task_id(shard), body) for body in bodies]
         try:
-            return await self._scripts.submit(Keys(shard), **task)
+            return await self._scripts.submit(
+                Keys(shard),
+                task_id=task_id,
+                request=request,
+                more=more,
+                max_queue=most // count + (shard < most % count),
+                **task,
+            )
         except RedisError:
             self._away_until[shard] = time.monotonic() + AWAY_S
             raise

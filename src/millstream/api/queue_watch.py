@@ -16,7 +16,7 @@ MOST_IDS = 10_000
 class _Look:
     at: float
     positions: dict[str, int]
-    eta_per_place_s: float
+    place_s: float | None
 
 
 class QueueWatch:
@@ -27,8 +27,8 @@ class QueueWatch:
         self._looks: dict[tuple[int, str], _Look] = {}
         self._lock = asyncio.Lock()
 
-    async def position(self, task_id: str, model: str) -> tuple[int, float] | None:
-        """Place in the queue from 1, and seconds until it is served; None once it does not wait.
+    async def position(self, task_id: str, model: str) -> tuple[int, float | None] | None:
+        """At which place it is served, from 1, and in how many seconds; None once it does not wait.
 
         Raises:
             RedisError: Redis does not answer.
@@ -41,7 +41,9 @@ class QueueWatch:
                 look = self._looks[key] = _Look(
                     time.monotonic(),
                     {waiting: at for at, waiting in enumerate(view.waiting_ids, 1)},
-                    view.service_s / max(view.running, 1),
+                    view.place_s,
                 )
         position = look.positions.get(task_id)
-        return None if position is None else (position, position * look.eta_per_place_s)
+        if position is None:
+            return None
+        return position, None if look.place_s is None else position * look.place_s

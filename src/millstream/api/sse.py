@@ -25,9 +25,10 @@ def native_frame(event: Event) -> str:
     return f"id: {event.seq}\nevent: {event.kind}\ndata: {event.data}\n\n"
 
 
-def queued_frame(position: int, eta_s: float) -> str:
+def queued_frame(position: int, eta_s: float | None) -> str:
     """A hint where the task stands in the queue; no id, since it is not part of the log."""
-    return f'event: queued\ndata: {{"position": {position}, "eta_s": {eta_s:.1f}}}\n\n'
+    eta = "null" if eta_s is None else f"{eta_s:.1f}"
+    return f'event: queued\ndata: {{"position": {position}, "eta_s": {eta}}}\n\n'
 
 
 def retry_frame(milliseconds: int) -> str:

@@ -82,7 +82,7 @@ async def native_stream(
 ) -> AsyncIterator[bytes]:
     """The native stream of a task after event number `after`."""
     silence = Silence(pod.settings.keepalive_s, HINT_S)
-    last_hint: tuple[int, float] | None = None
+    last_hint: tuple[int, float | None] | None = None
     yield sse.OPENING.encode()
     events = pod.relay.events(task_id, caller, after=after, tick_s=silence.tick_s)
     async with aclosing(events):

@@ -71,7 +71,10 @@ def retry_letters(settings: Settings, task_ids: Sequence[str], model: str | None
     async def work(letters: DeadLetters, _: Scripts) -> None:
         for letter in await _chosen(letters, task_ids, model=model):
             new = await letters.retry(
-                letter, max_queue=settings.max_queue, live_ttl_s=settings.live_ttl_s
+                letter,
+                max_queue=settings.max_queue,
+                live_ttl_s=settings.live_ttl_s,
+                life_s=settings.max_task_s,
             )
             if new is not None:
                 click.echo(f"{letter.task_id} runs again as {new}")

@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from millstream.shared.address import mask_password
 from millstream.shared.cluster import BoundedCluster
 from millstream.shared.connection import open_redis
-from millstream.shared.keys import Keys
+from millstream.shared.keys import Keys, keys_of_queue
 from millstream.shared.redis_check import (
     Finding,
     Info,
@@ -242,7 +242,7 @@ async def _check_task(client: Any) -> Finding:
         )
         whole = isinstance(page, LogPage) and [event.kind for event in page.events]
         names = (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id))
-        await client.delete(*names, SHARD.queue(model), SHARD.idle(model), SHARD.rate(model))
+        await client.delete(*names, *keys_of_queue(SHARD, model))
         day = (await client.time())[0] // 86_400
         await client.delete(SHARD.usage(model, day))
         await client.srem(SHARD.callers(day), model)

@@ -53,7 +53,9 @@ class DeadLetters:
                 letters.append(_letter(int(match[1]), match[2], entry.decode(), fields))
         return sorted(letters, key=lambda letter: (letter.failed_at, letter.entry))
 
-    async def retry(self, letter: DeadLetter, *, max_queue: int, live_ttl_s: int) -> str | None:
+    async def retry(
+        self, letter: DeadLetter, *, max_queue: int, live_ttl_s: int, life_s: float = 3600
+    ) -> str | None:
         """Submit its request again; the id of the new task, None where the letter is gone.
 
         Raises:
@@ -67,6 +69,7 @@ class DeadLetters:
             task_id=task_id,
             max_queue=max_queue,
             live_ttl_s=live_ttl_s,
+            life_s=life_s,
         )
         if answer == "full":
             raise QueueFull(f"The queue of {letter.model} is full; try again when it is shorter.")

@@ -6,6 +6,11 @@ change of a task can be one atomic script, on a cluster too.
 | key | type | life |
 | --- | --- | --- |
 | `{ms:k}:queue:<model>` | STREAM with group `workers` | entries go at the end of their task |
+| `{ms:k}:line:<model>` | ZSET class, caller, place, id | those of them that wait |
+| `{ms:k}:turns:<level>:<model>` | ZSET who → tokens served | those who wait, a week |
+| `{ms:k}:spent:<level>:<model>` | ZSET who → tokens served | those who do not, a week |
+| `{ms:k}:fair:<model>` | HASH level → clock | a week |
+| `{ms:k}:due` | ZSET id → Unix ms of its deadline | until the task's end |
 | `{ms:k}:idle:<model>` | ZSET worker → running tasks | workers that wait for a bell |
 | `{ms:k}:rate:<model>` | HASH | smoothed service rate, a day |
 | `{ms:k}:task:<id>` | HASH | while the task lives, then RESULT_TTL_S |
@@ -28,6 +33,12 @@ change of a task can be one atomic script, on a cluster too.
 import hashlib
 from dataclasses import dataclass
 
+from millstream.shared.states import Priority
+
+CLASSES = "classes"
+"""The upper level of the fair queue."""
+LEVELS = (CLASSES, *Priority)
+"""A lower one is called as its class."""
 WORKERS = "{ms}:workers"
 APIS = "{ms}:apis"
 MODELS = "{ms}:models"
@@ -52,6 +63,26 @@ class Keys:
     def queue(self, model: str) -> str:
         """The stream of tasks for a model: its length is waiting plus running."""
         return f"{self.tag}:queue:{model}"
+
+    def line(self, model: str) -> str:
+        """The tasks that wait, sorted by class, caller and place among the caller's own."""
+        return f"{self.tag}:line:{model}"
+
+    def turns(self, level: str, model: str) -> str:
+        """Who waits on a level of the fair queue, by the tokens they were served."""
+        return f"{self.tag}:turns:{level}:{model}"
+
+    def spent(self, level: str, model: str) -> str:
+        """Who does not wait, and was served more than whoever would come now starts with."""
+        return f"{self.tag}:spent:{level}:{model}"
+
+    def fair(self, model: str) -> str:
+        """Where whoever comes starts, on each level of the fair queue."""
+        return f"{self.tag}:fair:{model}"
+
+    def due(self) -> str:
+        """The deadlines of the shard's unfinished tasks, of all models."""
+        return f"{self.tag}:due"
 
     def idle(self, model: str) -> str:
         """The workers that found the queue empty and want a bell."""
@@ -117,3 +148,10 @@ class Keys:
     def control(self, worker_id: str) -> str:
         """The channel on which a worker is rung and told of stops."""
         return f"{self.tag}:ctl:{worker_id}"
+
+
+def keys_of_queue(shard: Keys, model: str) -> list[str]:
+    """All that a shard keeps of a model's queue."""
+    levels = [key(level, model) for level in LEVELS for key in (shard.turns, shard.spent)]
+    rest = (shard.queue, shard.line, shard.fair, shard.idle, shard.rate)
+    return [*levels, *(key(model) for key in rest)]

@@ -1,11 +1,12 @@
 """Runs the atomic steps on a Redis: one script each in `lua/`, every call with a bound.
 
-A script is `lua/<name>.lua` with `lua/lib.lua` put in after its first line. A server is sent its
-hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), its text.
+A script is `lua/<name>.lua` with what it uses of `PARTS` put in after its first line. A server is
+sent its hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), its text.
 """
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Awaitable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -16,13 +17,32 @@ from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
 
 from millstream.shared.connection import CALL_S
 
+PARTS = ("lib", "fair", "tasks")
+"""Files of what scripts share; each definition uses only what comes before it."""
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_DEFINITION = re.compile(
+    r"^local (?:function (\w+)|(\w+(?:, \w+)*) =).*\n(?:(?!local ).*\n)*", re.MULTILINE
+)
+
+
+def _read(name: str) -> str:
+    return (files("millstream.shared") / "lua" / f"{name}.lua").read_text("utf-8")
+
 
 @cache
 def script_text(name: str) -> str:
     """The full text of a script."""
-    folder = files("millstream.shared") / "lua"
-    shebang, _, body = (folder / f"{name}.lua").read_text("utf-8").partition("\n")
-    return f"{shebang}\n{(folder / 'lib.lua').read_text('utf-8')}\n{body}"
+    shebang, _, body = _read(name).partition("\n")
+    shared = _COMMENT.sub("", "".join(_read(part) for part in PARTS))
+    used = _COMMENT.sub("", body)
+    taken = ""
+    # A server makes each definition anew in every call, so a script is given no more than it needs.
+    for definition in reversed([*_DEFINITION.finditer(shared)]):
+        names = (definition[1] or definition[2]).split(", ")
+        if any(re.search(rf"\b{name}\b", used) for name in names):
+            taken = definition[0] + taken
+            used += definition[0]
+    return f"{shebang}\n{taken}{body}"
 
 
 @cache

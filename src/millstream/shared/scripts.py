@@ -1,6 +1,6 @@
 """Typed callers of a task's atomic steps; each is one script in `lua/`, and may be sent again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +9,11 @@ import redis.asyncio
 
 from millstream.shared import keys
 from millstream.shared.events import Event, decode_log
+from millstream.shared.fair_order import Waiting, serving_order
 from millstream.shared.keys import Keys
 from millstream.shared.redis_check import Info, read_infos
 from millstream.shared.script_runner import ScriptRunner
-from millstream.shared.states import TaskState
+from millstream.shared.states import Priority, TaskState
 
 STALE, ENDED, MISSING = -1, -2, -3
 """What append answers instead of an event number."""
@@ -27,8 +28,9 @@ class Submitted:
     task_ids: tuple[str, ...]
     known: bool
     position: int
-    """Of the first of them."""
-    eta_s: float
+    """At which place the first of them will be served, 1 the next; 0: it waits no more."""
+    eta_s: float | None
+    """None: nothing runs or was measured."""
 
     @property
     def task_id(self) -> str:
@@ -74,8 +76,18 @@ class QueueView:
     running: int
     waiting: int
     oldest_wait_s: float
-    service_s: float
-    waiting_ids: list[str]
+    place_s: float | None
+    """Seconds between two places that become free; 0: a worker has room; None: unknown."""
+    cost: int
+    """Tokens that a task of the model costs, smoothed."""
+    line: list[Waiting]
+    counters: dict[str, dict[str, float]]
+    """Per level of the fair queue, the tokens that each who waits was served."""
+
+    @property
+    def waiting_ids(self) -> list[str]:
+        """In the order in which they would be served, if nobody came and all cost the same."""
+        return serving_order(self.line, self.counters, cost=self.cost)
 
 
 class AppendRow(msgspec.Struct, frozen=True):
@@ -112,6 +124,11 @@ def _ids(joined: bytes) -> tuple[str, ...]:
     return tuple(joined.decode().split(" "))
 
 
+def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """What a script answers for a mapping, as pairs."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
 class Scripts:
     """The atomic steps on one Redis.
 
@@ -141,12 +158,18 @@ class Scripts:
         more: Sequence[tuple[str, bytes]] = (),
         admitted_ms: int | None = None,
         reserved: Sequence[str] = (),
+        life_s: float = 3600,
+        priority: Priority = Priority.INTERACTIVE,
+        weight: float = 1,
+        promise: bool = True,
     ) -> Submitted | Refused:
-        """Accept a task, or say why not; nothing is stored in the second case.
+        """Accept a task, or say why not; no task is stored in the second case.
 
         With `more`, further tasks (id, request) of the same shard are accepted with it or not at
         all.
 
+        It ends `life_s` from now at the latest. Its caller's share of its class goes by `weight`.
+        Without `promise` a refusal tells no time to come back, which no other is told.
         With `orphan_s` the answer belongs to a connection: should its pod die, the task is stopped
         once it has run for so long without any pod that follows it.
 
@@ -173,11 +196,16 @@ class Scripts:
                 _pack([part for task_id, body in more for part in (task_id, body.decode())]),
                 admitted_ms or "",
                 " ".join(reserved),
+                priority,
+                weight,
+                int(life_s * 1000),
+                int(promise),
             ],
         )
         match answer[0]:
             case b"queued":
-                return Submitted(_ids(answer[1]), False, answer[2], answer[3] / 1000)
+                eta_s = None if answer[3] < 0 else answer[3] / 1000
+                return Submitted(_ids(answer[1]), False, answer[2], eta_s)
             case b"known":
                 return Submitted(_ids(answer[1]), True, 0, 0.0)
             case b"full":
@@ -270,11 +298,10 @@ class Scripts:
         model: str,
         live_ttl_s: int,
         result_ttl_s: int,
-        max_task_s: int,
         tasks: Sequence[tuple[str, int]],
     ) -> list[int]:
         """Renew the leases of tasks (id, attempt): 1 kept, else STALE or ENDED."""
-        args: list[Any] = [worker, live_ttl_s, result_ttl_s, max_task_s * 1000]
+        args: list[Any] = [worker, live_ttl_s, result_ttl_s]
         for task in tasks:
             args.extend(task)
         return await self._run("renew", [shard.queue(model)], args)
@@ -307,12 +334,13 @@ class Scripts:
         task_id: str,
         max_queue: int,
         live_ttl_s: int,
+        life_s: float = 3600,
     ) -> str:
         """Make a new task of a dead letter, which goes with it: `queued`, `unknown` or `full`."""
         answer = await self._run(
             "retry",
             [shard.dead(model), shard.queue(model), shard.task(task_id)],
-            [entry, task_id, model, max_queue, live_ttl_s],
+            [entry, task_id, model, max_queue, live_ttl_s, int(life_s * 1000)],
         )
         return answer.decode()
 
@@ -358,15 +386,32 @@ class Scripts:
         """Stop the pod's channel from carrying these tasks."""
         await self._run("unfollow", [shard.task(task_ids[0])], [pod, *task_ids])
 
+    async def end_due(self, shard: Keys, *, result_ttl_s: int) -> float | None:
+        """End the tasks whose deadline has passed; seconds until the next one, None: there is none.
+
+        0 where more of them are due at once than one call ends.
+        """
+        answer = await self._run("due", [shard.due()], [result_ttl_s])
+        return None if answer < 0 else answer / 1000
+
     async def waiting(self, shard: Keys, *, model: str, count: int = 0) -> QueueView:
-        """How a model's queue stands, with the first `count` (at least 1) of the waiting ids."""
-        answer = await self._run("waiting", [shard.queue(model)], [model, max(1, count)])
+        """How a model's queue stands, with `count` (at least 1) of those who wait."""
+        running, waiting, oldest, place, cost, line, turns = await self._run(
+            "waiting", [shard.queue(model)], [model, max(1, count)]
+        )
+        counters = {
+            level.decode(): {who.decode(): float(used) for who, used in _pairs(flat)}
+            for level, flat in _pairs(turns)
+        }
+        members = [tuple(member.decode().split(":")) for member in line]
         return QueueView(
-            answer[0],
-            answer[1],
-            answer[2] / 1000,
-            answer[3] / 1000,
-            [task_id.decode() for task_id in answer[4]],
+            running,
+            waiting,
+            oldest / 1000,
+            None if place < 0 else place / 1000,
+            cost,
+            [Waiting(task_id, Priority(level), who) for level, who, _, task_id in members],
+            counters,
         )
 
     async def publish(self, channel: str, payload: bytes) -> int:

@@ -32,6 +32,15 @@ class FinishReason(StrEnum):
     """`max_tokens`, the server's limit, or the model's context was reached."""
 
 
+class Priority(StrEnum):
+    """The classes of the fair queue."""
+
+    INTERACTIVE = "interactive"
+    """Somebody waits for the answer."""
+    BATCH = "batch"
+    """Nobody does: it gets what is left, and a small share while others wait."""
+
+
 class WorkerState(StrEnum):
     """What a worker says of itself in the registry."""
 

@@ -180,7 +180,6 @@ class LeaseKeeper(threading.Thread):
             model=info.model,
             live_ttl_s=self._settings.live_ttl_s,
             result_ttl_s=self._settings.result_ttl_s,
-            max_task_s=self._settings.max_task_s,
             tasks=[(job.task_id, job.attempt) for job in jobs],
         )
         if lost := [pair for pair in zip(jobs, answers, strict=True) if pair[1] < 0]:

@@ -3,11 +3,13 @@
 The clock is virtual: "a lease goes by" makes every pending entry idle for that long. A frozen
 worker is one whose steps come later; a dead one is one whose steps come no more. Redis can lose
 what was written since its file was synced; then pods put back what they have shown, or they died
-too. Each claim makes a text of its own, so that bytes that come otherwise again are seen.
+too. Each claim makes a text of its own, so that bytes that come otherwise again are seen. New tasks
+start in the order of the fair queue, which is known beforehand.
 """
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +26,24 @@ from redis.exceptions import ResponseError
 
 from millstream.shared.connection import open_redis
 from millstream.shared.events import Event
-from millstream.shared.keys import Keys
-from millstream.shared.scripts import MISSING, AppendRow, Claim, LogPage, Scripts, Submitted
+from millstream.shared.fair_order import serving_order
+from millstream.shared.keys import CLASSES, LEVELS, Keys
+from millstream.shared.scripts import (
+    MISSING,
+    AppendRow,
+    Claim,
+    LogPage,
+    QueueView,
+    Scripts,
+    Submitted,
+)
+from millstream.shared.states import Priority
 
 SHARD = Keys(0)
 LEASE_S = 600.0  # far beyond the run of an example
 LENGTH = 5
+CALLERS = ("ann", "bob", "cy")
+PREPAID = len(b"{}") / 4 + 2 * 64  # what a task costs before its first token
 MAX_QUEUE = 4
 MAX_ATTEMPTS = 3
 WORKERS = ("w0", "w1", "w2")
@@ -42,6 +56,7 @@ class Task:
 
     seen: list[Event] = field(default_factory=list)
     """What a pod has shown, which all readers have read."""
+    caller: str = ""
     attempt: int = 0
     terminal: str | None = None
     stopped: bool = False
@@ -68,7 +83,8 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
         self.tasks: dict[str, Task] = {}
-        self.deleted: set[str] = set()
+        self.deleted: dict[str, str] = {}
+        """Ids and whose they were."""
         self.submitted = 0
         self.claims = 0
         self.memory: dict[bytes, bytes] = {}
@@ -83,18 +99,28 @@ class Protocol(RuleBasedStateMachine):
         """Token `seq` of a task, as this claim makes it."""
         return str(seq), f'"{claim} {seq}"'
 
-    @rule()
-    def submit(self) -> None:
-        task_id = f"t0-{self.submitted:02d}"  # not random, so that an example can be repeated
+    def new_id(self) -> str:
+        """Not random, so that an example can be repeated."""
         self.submitted += 1
+        return f"t0-{self.submitted:02d}"
+
+    @rule(caller=st.sampled_from(CALLERS), priority=st.sampled_from(Priority))
+    def submit(self, caller: str, priority: Priority) -> None:
+        task_id = self.new_id()
         answer = self.run(
             self.scripts.submit(
-                SHARD, task_id=task_id, model="m", caller="c", request=b"{}",
-                max_queue=MAX_QUEUE, live_ttl_s=1000,
+                SHARD, task_id=task_id, model="m", caller=caller, request=b"{}",
+                max_queue=MAX_QUEUE, live_ttl_s=1000, priority=priority,
             )
         )  # fmt: skip
         if isinstance(answer, Submitted):
-            self.tasks[task_id] = Task()
+            self.tasks[task_id] = Task(caller=caller)
+            assert 1 <= answer.position <= MAX_QUEUE
+        else:
+            assert self.view().waiting >= MAX_QUEUE
+
+    def view(self) -> QueueView:
+        return self.run(self.scripts.waiting(SHARD, model="m", count=1000))
 
     @rule(
         worker=st.sampled_from(WORKERS),
@@ -104,13 +130,12 @@ class Protocol(RuleBasedStateMachine):
         heard=st.booleans(),
     )
     def claim(self, worker: str, free: int, sweep: bool, recover: bool, heard: bool) -> None:
-        claims, _ = self.run(
-            self.scripts.claim(
-                SHARD, worker=worker, model="m", free=free, running=0, lease_s=LEASE_S,
-                max_attempts=MAX_ATTEMPTS, live_ttl_s=1000, result_ttl_s=1000, max_task_s=10_000,
-                sweep=sweep, recover=recover,
-            )
-        )  # fmt: skip
+        view = self.view()
+        order = serving_order(view.line, view.counters, cost=PREPAID)
+        claims = self.claimed(worker, free=free, sweep=sweep, recover=recover)
+        started = [claim.task_id for claim in claims if claim.task_id in order]
+        assert started == order[: len(started)], "not the one whose turn it was"
+        assert len(claims) >= min(free, len(order)), "a slot stays free while a task waits"
         for claim in claims:
             task = self.tasks[claim.task_id]
             assert not task.stopped, "a stopped task was started (I7)"
@@ -123,6 +148,16 @@ class Protocol(RuleBasedStateMachine):
             if heard:  # else the answer was lost
                 events = [(event.ids, event.data) for event in claim.log]
                 self.held[worker][claim.task_id] = Held(claim, events, len(events))
+
+    def claimed(self, worker: str, *, free: int, sweep: bool, recover: bool = False) -> list[Claim]:
+        claims, _ = self.run(
+            self.scripts.claim(
+                SHARD, worker=worker, model="m", free=free, running=0, lease_s=LEASE_S,
+                max_attempts=MAX_ATTEMPTS, live_ttl_s=1000, result_ttl_s=1000, max_task_s=10_000,
+                sweep=sweep, recover=recover,
+            )
+        )  # fmt: skip
+        return claims
 
     @rule(worker=st.sampled_from(WORKERS), tokens=st.integers(0, 3), twice=st.booleans())
     def step(self, worker: str, tokens: int, twice: bool) -> None:
@@ -158,16 +193,14 @@ class Protocol(RuleBasedStateMachine):
 
     @rule(worker=st.sampled_from(WORKERS))
     def renew(self, worker: str) -> None:
-        from millstream.shared.script_runner import script_text
-
-        args: list[Any] = [worker, 1000, 1000, 10_000_000]
         held = list(self.held[worker].values())
-        for one in held:
-            args += [one.claim.task_id, one.claim.attempt]
-        script = self.client.register_script(script_text("renew"))
-        for one, answer in zip(
-            held, self.run(script(keys=[SHARD.queue("m")], args=args)), strict=True
-        ):
+        answers = self.run(
+            self.scripts.renew(
+                SHARD, worker=worker, model="m", live_ttl_s=1000, result_ttl_s=1000,
+                tasks=[(one.claim.task_id, one.claim.attempt) for one in held],
+            )
+        )  # fmt: skip
+        for one, answer in zip(held, answers, strict=True):
             if one.claim.task_id in self.deleted:
                 assert answer != 1
                 continue
@@ -210,7 +243,7 @@ class Protocol(RuleBasedStateMachine):
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
         task = self.tasks[task_id]
         state, _, completion = self.run(
-            self.scripts.stop(SHARD, task_id=task_id, caller="c", result_ttl_s=1000)
+            self.scripts.stop(SHARD, task_id=task_id, caller=task.caller, result_ttl_s=1000)
         )
         assert state in ("completed", "cancelled", "failed")
         if task.terminal is None:
@@ -224,19 +257,55 @@ class Protocol(RuleBasedStateMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        self.deleted[task_id] = self.tasks.pop(task_id).caller
         assert self.run(self.delete_of(task_id))
         assert not self.run(self.delete_of(task_id))
-        del self.tasks[task_id]
-        self.deleted.add(task_id)
 
     def delete_of(self, task_id: str) -> Any:
-        return self.scripts.delete(SHARD, task_id=task_id, caller="c", result_ttl_s=1000)
+        caller = self.deleted[task_id]
+        return self.scripts.delete(SHARD, task_id=task_id, caller=caller, result_ttl_s=1000)
 
     @rule()
     def forget_the_group(self) -> None:
         queue = SHARD.queue("m")
         if self.run(self.client.exists(queue)):
             self.run(self.client.xgroup_destroy(queue, "workers"))
+
+    @rule(what=st.sampled_from(["queue", "line", "turns"]))
+    def lose_a_key(self, what: str) -> None:
+        """Somebody deletes a key of the queue; who looks, and the next sweep, mend it."""
+        lost = {
+            "queue": [SHARD.queue("m")],
+            "line": [SHARD.line("m")],
+            "turns": [SHARD.turns(level, "m") for level in LEVELS],
+        }
+        self.run(self.client.delete(*lost[what]))
+        self.logs_only_grow()  # a reader of each task
+        waits = [t for t in self.tasks if self.state(t) == "queued"]
+        if what == "turns":  # nothing but a claim misses them
+            claims = self.claimed("w0", free=1, sweep=False)
+            assert bool(claims) == bool(waits)
+            for claim in claims:
+                self.tasks[claim.task_id].attempt = claim.attempt
+                self.claims += 1
+        self.claimed("w0", free=0, sweep=True)
+
+    @rule(caller=st.sampled_from(CALLERS))
+    def submit_by_an_older_pod(self, caller: str) -> None:
+        """One that knows no fair queue, during an upgrade."""
+        task_id = self.new_id()
+        self.run(self.client.hset(SHARD.task(task_id), mapping={
+            "request": "{}", "model": "m", "caller": caller, "state": "queued", "attempt": 0,
+            "seq": 0, "tokens": 0, "created": int(time.time() * 1000), "orphan_ms": 0,
+        }))  # fmt: skip
+        entry = self.run(self.client.xadd(SHARD.queue("m"), {"task": task_id}))
+        self.run(self.client.hset(SHARD.task(task_id), "entry", entry))
+        self.run(self.client.expire(SHARD.queue("m"), 1000))
+        self.tasks[task_id] = Task(caller=caller)
+        self.claimed("w0", free=0, sweep=True)
+
+    def state(self, task_id: str) -> str:
+        return self.run(self.scripts.task_fields(SHARD, task_id))["state"]
 
     @rule()
     def sync(self) -> None:
@@ -257,12 +326,11 @@ class Protocol(RuleBasedStateMachine):
             del self.tasks[task_id]  # a submit that was lost: 404
             for held in self.held.values():
                 held.pop(task_id, None)
-        for task_id in self.deleted & self.attempts.keys():  # it is there again
+        for task_id in self.deleted.keys() & self.attempts.keys():  # it is there again
             if pod_lives:
                 assert self.run(self.delete_of(task_id))
             else:
-                self.deleted.remove(task_id)
-                self.tasks[task_id] = Task()
+                self.tasks[task_id] = Task(caller=self.deleted.pop(task_id))
         for task_id, task in self.tasks.items():
             task.attempt = self.attempts[task_id]
             if pod_lives:
@@ -275,7 +343,9 @@ class Protocol(RuleBasedStateMachine):
                     assert answer == "whole"  # nobody has written since
                 elif task.stopped:
                     self.run(
-                        self.scripts.stop(SHARD, task_id=task_id, caller="c", result_ttl_s=1000)
+                        self.scripts.stop(
+                            SHARD, task_id=task_id, caller=task.caller, result_ttl_s=1000
+                        )
                     )
             else:  # its readers are gone with it
                 task.seen, task.terminal, task.stopped = [], None, False
@@ -284,7 +354,9 @@ class Protocol(RuleBasedStateMachine):
     def logs_only_grow(self) -> None:
         for task_id, task in self.tasks.items():
             page = self.run(
-                self.scripts.follow(SHARD, task_id=task_id, caller="c", pod="", after=0, count=100)
+                self.scripts.follow(
+                    SHARD, task_id=task_id, caller=task.caller, pod="", after=0, count=100
+                )
             )
             assert isinstance(page, LogPage)
             events = page.events
@@ -310,6 +382,21 @@ class Protocol(RuleBasedStateMachine):
         """Submitted == ended + in the queue (I5)."""
         unfinished = sum(task.terminal is None for task in self.tasks.values())
         assert self.run(self.client.xlen(SHARD.queue("m"))) == unfinished
+
+    @invariant()
+    def the_line_is_who_waits(self) -> None:
+        """Each task that waits stands there once, and its caller and class have their turn."""
+        view = self.view()
+        assert sorted(view.waiting_ids) == sorted(
+            t for t in self.tasks if self.state(t) == "queued"
+        )
+        assert view.waiting == len(view.line)
+        for level in Priority:
+            there = {task.who for task in view.line if task.priority == level}
+            assert set(view.counters[level]) == there
+        assert set(view.counters[CLASSES]) == {task.priority for task in view.line}
+        due = {member.decode() for member in self.run(self.client.zrange(SHARD.due(), 0, -1))}
+        assert due >= {t for t, task in self.tasks.items() if not task.terminal and task.attempt}
 
 
 @pytest.mark.timeout(int(30 + EXAMPLES * 0.4))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
-from millstream.shared.script_runner import script_text
 from millstream.shared.scripts import (
     ENDED,
     MISSING,
@@ -106,10 +106,12 @@ class Bench:
     async def stop(self, task_id: str, caller: str = "ann") -> tuple[str, int, int]:
         return await self.scripts.stop(SHARD, task_id=task_id, caller=caller, result_ttl_s=10)
 
-    async def renew(self, worker: str, claim: Claim, max_task_ms: int = 60_000) -> int:
-        script = self.client.register_script(script_text("renew"))
-        args = [worker, 100, 10, max_task_ms, claim.task_id, claim.attempt]
-        return (await script(keys=[SHARD.queue("m")], args=args))[0]
+    async def renew(self, worker: str, claim: Claim) -> int:
+        (answer,) = await self.scripts.renew(
+            SHARD, worker=worker, model="m", live_ttl_s=100, result_ttl_s=10,
+            tasks=[(claim.task_id, claim.attempt)],
+        )  # fmt: skip
+        return answer
 
     async def lapse(self) -> None:
         """Let the lease of what is claimed lapse."""
@@ -119,6 +121,12 @@ class Bench:
             if all(row["time_since_delivered"] > LEASE_S * 1000 for row in rows):
                 return
             await asyncio.sleep(0.01)
+
+    async def pass_deadline(self, task_id: str) -> None:
+        """Let a task be one that was to end within 2.5 s of long ago."""
+        times = {"created": 1000, "deadline": 3500}
+        await self.client.hset(SHARD.task(task_id), mapping=times)
+        await self.client.zadd(SHARD.due(), {task_id: times["deadline"]})
 
     async def queue_length(self) -> int:
         return await self.client.xlen(SHARD.queue("m"))
@@ -211,7 +219,7 @@ async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
     for _ in range(3):
         await bench.task(max_queue=3)
     refused = await bench.submit(max_queue=3)
-    assert refused == Refused(conflict=False, retry_after_s=1.0)
+    assert refused == Refused(conflict=False, retry_after_s=1.25)
     assert len([key async for key in bench.client.scan_iter("*:task:*")]) == 3
     await bench.claim("w1", free=2)
     for _ in range(2):
@@ -224,10 +232,10 @@ async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> N
     wanted = {"task_id": ids[0], "request": b"0", "more": [(ids[1], b"1"), (ids[2], b"2")]}
     await bench.task()
     refused = await bench.submit(**wanted, max_queue=3)
-    assert refused == Refused(conflict=False, retry_after_s=1.0)
+    assert refused == Refused(conflict=False, retry_after_s=3 * 1.25)
     assert await bench.queue_length() == 1
     for _ in range(2):  # the answer to the first was lost
-        assert await bench.submit(**wanted, max_queue=4) == Submitted(tuple(ids), False, 2, 2.0)
+        assert await bench.submit(**wanted, max_queue=4) == Submitted(tuple(ids), False, 2, None)
     assert await bench.queue_length() == 4
     assert [(c.task_id, c.request) for c in (await bench.claim("w1"))[1:]] == [
         (ids[0], b"0"),
@@ -558,17 +566,43 @@ async def test_a_pod_that_comes_back_keeps_its_task(bench: Bench) -> None:
     assert await bench.append(row(claim, 3, "c")) == [3]
 
 
-async def test_a_task_has_a_longest_life(bench: Bench) -> None:
-    running = await bench.task()
+async def test_a_task_has_a_deadline_whoever_sees_that_it_has_passed(bench: Bench) -> None:
+    renewed = await bench.task()
     (claim,) = await bench.claim("w1")
-    waiting = await bench.task()
-    await asyncio.sleep(0.01)
-    assert await bench.renew("w1", claim, max_task_ms=1) == ENDED
-    assert await bench.claim("w1", max_task_s=0) == []
-    for task_id in (running, waiting):
+    await bench.pass_deadline(renewed)
+    assert await bench.renew("w1", claim) == ENDED
+
+    looked_for = [await bench.task(), await bench.task()]
+    for task_id in looked_for:
+        await bench.pass_deadline(task_id)
+    later = await bench.task(life_s=50)
+    left = await bench.scripts.end_due(SHARD, result_ttl_s=10)
+    assert left is not None
+    assert 40 < left <= 50
+
+    claimed = await bench.task()
+    await bench.pass_deadline(claimed)
+    assert [claim.task_id for claim in await bench.claim("w1", sweep=False)] == [later]
+    for task_id in (renewed, *looked_for, claimed):
         (last,) = await bench.log(task_id)
         assert last.body["error"]["code"] == "deadline_exceeded"
-    assert await bench.queue_length() == 0
+        assert last.body["error"]["message"] == "The task had not ended after 2.5 s."
+    assert await bench.queue_length() == 1
+    await bench.stop(later)
+    assert await bench.scripts.end_due(SHARD, result_ttl_s=10) is None
+
+
+async def test_a_deadline_tells_its_worker(bench: Bench, pubsub: Any) -> None:
+    await pubsub.ssubscribe(SHARD.control("w1"))
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.pass_deadline(claim.task_id)
+    await bench.scripts.end_due(SHARD, result_ttl_s=10)
+    while (message := await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)) is None:
+        pass
+    assert message["data"].decode() == f"stop {claim.task_id} 1"
+    assert await bench.append(row(claim, 1, "a")) == [ENDED]
+    await pubsub.aclose()
 
 
 async def test_follow_reads_from_any_number(bench: Bench) -> None:
@@ -681,13 +715,17 @@ async def test_waiting_tells_order_and_wait(bench: Bench) -> None:
 
 async def test_names_are_spelled_as_in_python() -> None:
     """lib.lua builds the names of keys it learns of inside a script."""
-    text = script_text("append")
+    text = (files("millstream.shared") / "lua" / "lib.lua").read_text("utf-8")
     shard = Keys(7)
     for name in (
         shard.task(""), shard.log(""), shard.tomb(""), shard.queue(""), shard.idle(""),
-        shard.rate(""), shard.dead(""), shard.pod(""), shard.control(""),
+        shard.rate(""), shard.dead(""), shard.pod(""), shard.control(""), shard.line(""),
+        shard.fair(""), shard.due(),
     ):  # fmt: skip
         assert f"tag .. '{name.removeprefix(shard.tag)}'" in text
+    for name in (shard.turns("x", "y"), shard.spent("x", "y")):
+        head = name.removeprefix(shard.tag).removesuffix("x:y")
+        assert f"tag .. '{head}' .. level .. ':' .. model" in text
 
 
 # What Redis lost and somebody remembers.

@@ -21,9 +21,9 @@ end
 local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
   local id, attempt, first = row[1], int(row[2]), row[4]
-  local state, owner, seq, tokens, followers, orphan_ms, worker, prompt_tokens =
+  local state, owner, seq, tokens, followers, orphan_ms, worker, prompt_tokens, paid =
     unpack(redis.call('HMGET', task_key(id), 'state', 'attempt', 'seq', 'tokens', 'followers',
-      'orphan_ms', 'worker', 'prompt_tokens'))
+      'orphan_ms', 'worker', 'prompt_tokens', 'paid'))
   local unfinished = state == 'queued' or state == 'running'
   if not state then
     answers[at] = -3
@@ -59,6 +59,8 @@ for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
     if not prompt_tokens then redis.call('HSET', task_key(id), 'prompt_tokens', int(row[3])) end
     if #message > 2 then
       redis.call('HSET', task_key(id), 'seq', int(seq), 'tokens', int(tokens))
+      local due = cost_of(row[3], tokens) - tonumber(paid or 0)
+      if due > 0 then pay_ahead(id, read_task(id), due) end
       if message[2] == 1 then redis.call('EXPIRE', log, redis.call('TTL', task_key(id))) end
       post(followers, message)
       if (followers or '') == '' and orphan_ms ~= '0' and orphaned(id, tonumber(orphan_ms)) then

@@ -20,7 +20,7 @@ local max_task_ms = tonumber(ARGV[12])
 local now = now_ms()
 local suspects = tonumber(ARGV[13])
 local rows = {}
-local held = pending(queue)
+pending(queue) -- makes the group where it is missing
 redis.call('ZREM', idle_key(model), me)
 
 local function drop(entry)
@@ -29,10 +29,21 @@ local function drop(entry)
 end
 
 local function give(id, task)
+  if not task.deadline then -- it comes from a pod of an older version
+    task.deadline = int(task.created + max_task_ms)
+    redis.call('HSET', task_key(id), 'deadline', task.deadline)
+    redis.call('ZADD', due_key(), task.deadline, id)
+    redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
+  end
   redis.call('EXPIRE', task_key(id), live_ttl_s)
-  redis.call('EXPIRE', log_key(id), live_ttl_s)
+  local log = {}
+  if task.seq ~= '0' then
+    redis.call('EXPIRE', log_key(id), live_ttl_s)
+    log = redis.call('XRANGE', log_key(id), '-', '+')
+  end
+  task.request = task.request or redis.call('HGET', task_key(id), 'request')
   rows[#rows + 1] = {
-    id, tonumber(task.attempt), task.request, redis.call('XRANGE', log_key(id), '-', '+'),
+    id, tonumber(task.attempt), task.request, log,
     (tonumber(task.lost or 0) >= max_attempts - 1 and task.lost_seq == task.seq) and 1 or 0,
   }
 end
@@ -50,8 +61,9 @@ local function take_over(id, task, entry)
       finish(id, task, 'failed', '{"error": {"message": ' .. cjson.encode(message)
         .. ', "type": "server_error", "param": null, "code": "max_attempts"}}', result_ttl_s)
       redis.call('XADD', dead_key(model), 'MAXLEN', '~', '1000', '*',
-        'task', id, 'caller', task.caller or '', 'lost', int(lost), 'attempts', task.attempt,
-        'error', message, 'request', task.request)
+        'task', id, 'caller', task.caller or '', 'priority', class_of(task.priority),
+        'weight', task.weight or '1', 'lost', int(lost), 'attempts', task.attempt,
+        'error', message, 'request', redis.call('HGET', task_key(id), 'request'))
       redis.call('EXPIRE', dead_key(model), 30 * 86400)
       return
     end
@@ -73,25 +85,80 @@ end
 local function start(id, task)
   task.attempt = int(task.attempt + 1)
   redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
-    'started', int(now_ms()))
+    'started', int(now))
+  task.request = redis.call('HGET', task_key(id), 'request')
+  pay_turn(id, task, #task.request / 4) -- nobody has counted the prompt's tokens yet
+  step_out(model, standing(id, task))
   give(id, task)
 end
 
-local function handle(entry, reclaimed)
+local function overdue(task) return task.deadline and now >= tonumber(task.deadline) end
+
+-- An entry whose lease has lapsed.
+local function take(entry)
   local id = entry[2][2]
   local task = read_task(id)
   local unfinished = task.state == 'queued' or task.state == 'running'
-  if unfinished and task.entry ~= entry[1] then
-    drop(entry[1]) -- another entry stands for the task now
-  elseif unfinished and now - task.created > max_task_ms then
-    finish(id, task, 'failed', deadline_error(max_task_ms), result_ttl_s)
+  if not unfinished or task.entry ~= entry[1] then
+    drop(entry[1]) -- expired or ended already, or another entry stands for the task now
+  elseif overdue(task) then
+    end_overdue(id, task, result_ttl_s)
   elseif task.state == 'queued' then
     start(id, task)
-  elseif task.state ~= 'running' then
-    drop(entry[1]) -- expired, or ended already
-  elseif reclaimed then
+  else
     take_over(id, task, entry[1])
-  end -- else: the group was made anew; its owner renews it, or it lapses and is reclaimed
+  end
+end
+
+-- Whoever is next in the line; it leaves it for good.
+local function serve(member)
+  local id = string.match(member, '[^:]*$')
+  local task = read_task(id)
+  if task.state == 'queued' and overdue(task) then
+    end_overdue(id, task, result_ttl_s)
+  elseif task.state == 'queued' then
+    start(id, task)
+    local entry = task.entry
+    if #redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID') == 0 then
+      entry = entry_of(id, model, entry) -- somebody deleted it
+      redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
+    end
+    if member == standing(id, task) then return end -- it has stepped out
+  end -- else: expired, or an older version's script ended or started it
+  step_out(model, member)
+end
+
+-- The stream and the line tell of different tasks: a key was deleted, the group was made anew, or a
+-- process of an older version put a task into the stream alone. Afterwards they agree.
+local function mend()
+  local lined = {}
+  for _, member in ipairs(redis.call('ZRANGE', line_key(model), 0, -1)) do
+    local id = string.match(member, '[^:]*$')
+    local task = read_task(id)
+    if task.state == 'queued' and not lined[id] then
+      lined[id] = true
+      line_up(id, task)
+      entry_of(id, model, task.entry)
+    else
+      step_out(model, member)
+    end
+  end
+  for _, entry in ipairs(redis.call('XRANGE', queue, '-', '+')) do
+    local id = entry[2][2]
+    local task = read_task(id)
+    local unfinished = task.state == 'queued' or task.state == 'running'
+    if not unfinished or task.entry ~= entry[1] then
+      drop(entry[1])
+    elseif task.state == 'queued' and not lined[id] then
+      redis.call('XACK', queue, GROUP, entry[1])
+      line_up(id, task)
+    elseif task.state == 'running'
+        and #redis.call('XPENDING', queue, GROUP, entry[1], entry[1], 1) == 0 then
+      local owner = (task.worker or '') ~= '' and task.worker -- has a lease to renew it in
+      redis.call('XCLAIM', queue, GROUP, owner or me, 0, entry[1], 'IDLE', owner and 0 or lease_ms,
+        'FORCE', 'JUSTID')
+    end
+  end
 end
 
 if recover then -- an answer to an earlier claim was lost: what we own, under the attempt it has
@@ -104,13 +171,17 @@ if recover then -- an answer to an earlier claim was lost: what we own, under th
   end
 end
 
-if sweep and held > 0 and #rows < free then
+if sweep then
+  end_due(result_ttl_s)
+  if redis.call('XLEN', queue) - pending(queue) ~= redis.call('ZCARD', line_key(model)) then mend() end
+end
+if sweep and #rows < free and pending(queue) > 0 then
   local cursor, rounds = '0-0', 0
   repeat
     local answer = redis.call('XAUTOCLAIM', queue, GROUP, me, lease_ms, cursor,
       'COUNT', free - #rows)
     cursor, rounds = answer[1], rounds + 1
-    for _, entry in ipairs(answer[2]) do handle(entry, true) end
+    for _, entry in ipairs(answer[2]) do take(entry) end
   until cursor == '0-0' or #rows >= free or rounds >= 50
   for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, GROUP)) do
     -- {name, x, pending, n, idle, ms, …}; one that owns nothing and was long silent is gone
@@ -120,23 +191,25 @@ if sweep and held > 0 and #rows < free then
   end
 end
 
-local waiting = redis.call('XLEN', queue) - pending(queue)
+local waiting = redis.call('ZCARD', line_key(model))
 if waiting > 0 and #rows < free then
-  local share = free - #rows
+  local most = free
   if rung then
     local load, others = running + #rows + waiting, redis.call('ZRANGE', idle_key(model), 0, 63,
       'WITHSCORES')
     for at = 2, #others, 2 do load = load + others[at] % RUNG end
-    share = math.min(share, math.ceil(load / (1 + #others / 2)) - running - #rows)
+    most = math.min(free, math.ceil(load / (1 + #others / 2)) - running)
   end
-  if share > 0 then
-    local answer = redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', share,
-      'STREAMS', queue, '>')
-    if answer then
-      for _, entry in ipairs(answer[1][2]) do handle(entry, false) end
+  while #rows < most do
+    local member = next_in_line(model)
+    if not member then
+      mend()
+      member = next_in_line(model)
+      if not member then break end
     end
+    serve(member)
   end
-  waiting = redis.call('XLEN', queue) - pending(queue)
+  waiting = redis.call('ZCARD', line_key(model))
   if waiting > 0 then ring(model, 'new', me) end
 end
 if #rows < free then

@@ -2,20 +2,20 @@
 -- Keep the leases of a worker's tasks. XCLAIM alone asks nobody who owns an entry, so a worker that
 -- woke up late would take it back: hence the look at the attempt.
 -- KEYS: queue
--- ARGV: worker, live_ttl_s, result_ttl_s, max_task_ms, then id and attempt of each task
+-- ARGV: worker, live_ttl_s, result_ttl_s, then id and attempt of each task
 -- -> per task 1 ours, -1 another attempt owns it, -2 it has ended or expired
 pending(KEYS[1]) -- makes the group where it is missing
-local result_ttl_s, max_task_ms = tonumber(ARGV[3]), tonumber(ARGV[4])
+local result_ttl_s = tonumber(ARGV[3])
 local now = now_ms()
 local answers = {}
-for at = 5, #ARGV, 2 do
+for at = 4, #ARGV, 2 do
   local id, attempt = ARGV[at], ARGV[at + 1]
-  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'created', 'model',
+  local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'deadline', 'model',
     'entry')
   local unfinished = task[1] == 'queued' or task[1] == 'running'
   local ours = task[1] == 'running' and task[2] == attempt and task[3] == ARGV[1]
-  if ours and now - task[4] > max_task_ms then
-    finish(id, read_task(id), 'failed', deadline_error(max_task_ms), result_ttl_s)
+  if ours and task[4] and now >= tonumber(task[4]) then
+    end_overdue(id, read_task(id), result_ttl_s)
     answers[#answers + 1] = -2
   elseif ours then
     -- FORCE: after a loss of data the group may have been made anew, without its pending list.

@@ -2,12 +2,15 @@
 -- Accept the tasks of one request, or say why not; all or nothing.
 -- KEYS: first task, queue [, idempotency key]
 -- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s, orphan_ms,
---       further tasks in msgpack: {id, request, id, request, …}, admitted_ms, reserved
+--       further tasks in msgpack: {id, request, id, request, …}, admitted_ms, reserved, priority,
+--       weight, life_ms, promise (0|1)
 --       orphan_ms > 0: a running task that no pod has followed for so long is stopped
 --       admitted_ms: when the request of a limited caller was counted ('': it was not)
 --       reserved: per task, with spaces between, what is settled of the caller's tokens at its end
+--       life_ms: how long it may take from now to its end
+--       promise: who is refused is told a time of its own
 -- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms}
---    ids: with spaces between
+--    ids: with spaces between; eta_ms -1: nothing runs or was measured
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
 local more = cmsgpack.unpack(ARGV[10])
 local ids, count = id, 1 + #more / 2
@@ -19,19 +22,54 @@ if KEYS[3] then
     return {seen[2] == ARGV[7] and 'known' or 'conflict', seen[1]}
   end
 end
-local running = pending(queue)
-local waiting = redis.call('XLEN', queue) - running
-if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
-  local position = math.max(waiting - count + 1, 0)
-  return {'queued', ids, position, wait_ms(model, position, running)}
+local class = class_of(ARGV[13])
+local task = {model = model, caller = caller, priority = class, weight = ARGV[14]}
+
+-- How many are served before the first of them, as if each caller had as many before its next as
+-- this one has: right where all have much to wait for, else too many, and never more than wait.
+local function position()
+  local line, tenant = line_key(model), tenant_of(task)
+  local mine = math.max(0, redis.call('ZLEXCOUNT', line, '[' .. class .. ':' .. tenant .. ':',
+    '(' .. class .. ':' .. tenant .. ';') - count)
+  local turns = turns_key(class, model)
+  local before = mine * redis.call('ZCARD', turns) + redis.call('ZRANK', turns, tenant)
+  local other = class == 'batch' and 'interactive' or 'batch'
+  local others = redis.call('ZLEXCOUNT', line, '[' .. other .. ':', '(' .. other .. ';')
+  before = math.min(before, math.max(0, redis.call('ZCARD', line) - others - count))
+  local between = math.ceil((before + 1) * CLASS_WEIGHT[other] / CLASS_WEIGHT[class])
+  return before + 1 + math.min(others, between)
 end
-local excess = waiting + count - tonumber(ARGV[5])
-if excess > 0 then
-  return {'full', wait_ms(model, excess, running)}
+
+-- Refused ones are told times one after another, as places become free, and not all the same. The
+-- margin is for those who come unasked meanwhile.
+local MARGIN, HORIZON_MS, GUESS_MS = 1.25, 600000, 1000
+local function promise_ms(running)
+  local rate, now = rate_key(model), now_ms()
+  local place = wait_ms(model, 1, running)
+  local step = MARGIN * count * (place < 0 and GUESS_MS or place)
+  local promised = math.max(now, tonumber(redis.call('HGET', rate, 'promised') or 0)) + step
+  if promised - now > HORIZON_MS then promised = now + step end -- all are taken; from the front
+  redis.call('HSET', rate, 'promised', int(promised))
+  redis.call('EXPIRE', rate, RATE_TTL_S)
+  return math.ceil(promised - now)
+end
+
+local running, room = pending(queue), has_room(model)
+local function accepted(at)
+  return {'queued', ids, at, (at == 0 or room) and 0 or wait_ms(model, at, running)}
+end
+
+if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
+  task = read_task(id)
+  return accepted(redis.call('ZSCORE', line_key(model), standing(id, task)) and position() or 0)
+end
+local waiting = redis.call('ZCARD', line_key(model))
+if waiting + count > tonumber(ARGV[5]) then
+  return {'full', ARGV[16] == '1' and promise_ms(running) or 0}
 end
 local reserved = string.gmatch(ARGV[12], '%S+')
 local function add(task_id, request)
-  enqueue(task_id, model, caller, request, ARGV[6], ARGV[9])
+  enqueue(task_id, task, request, ARGV[6], ARGV[9], ARGV[15])
   if ARGV[11] ~= '' then
     redis.call('HSET', task_key(task_id), 'created', ARGV[11], 'reserved', reserved() or '')
   end
@@ -43,4 +81,4 @@ if KEYS[3] then
   redis.call('HSET', KEYS[3], 'task', ids, 'body', ARGV[7])
   redis.call('EXPIRE', KEYS[3], ARGV[8])
 end
-return {'queued', ids, waiting + 1, wait_ms(model, waiting + 1, running)}
+return accepted(waiting == 0 and 1 or position())

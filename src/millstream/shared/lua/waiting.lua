@@ -1,19 +1,21 @@
 #!lua
 -- How a model's queue stands.
 -- KEYS: queue
--- ARGV: model, at most so many ids
--- -> {running, waiting, oldest wait in ms, service time in ms, ids of the waiting in order}
+-- ARGV: model, at most so many of those who wait
+-- -> {running, waiting, oldest wait in ms, ms a place (-1 unknown), cost of a task, line, turns}
+--    line: {class:caller:place:id, …}; turns: {level, {who, counter, …}, level, {…}, …}
+local model = ARGV[1]
 local running = pending(KEYS[1])
-local delivered = '0-0'
-for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-  for at = 1, #group, 2 do
-    if group[at] == 'last-delivered-id' then delivered = group[at + 1] end
-  end
+local line = redis.call('ZRANGE', line_key(model), 0, ARGV[2] - 1)
+local now, oldest = now_ms(), 0
+for _, member in ipairs(line) do
+  oldest = math.max(oldest, now - tonumber(string.match(member, ':(%d+)-')))
 end
-local ids, oldest = {}, 0
-for at, entry in ipairs(redis.call('XRANGE', KEYS[1], '(' .. delivered, '+', 'COUNT', ARGV[2])) do
-  if at == 1 then oldest = now_ms() - tonumber(string.match(entry[1], '^%d+')) end
-  ids[at] = entry[2][2]
+local turns = {}
+for _, level in ipairs({CLASSES, 'interactive', 'batch'}) do
+  turns[#turns + 1] = level
+  turns[#turns + 1] = redis.call('ZRANGE', turns_key(level, model), 0, -1, 'WITHSCORES')
 end
-local service = redis.call('HGET', rate_key(ARGV[1]), 'service_ms')
-return {running, redis.call('XLEN', KEYS[1]) - running, oldest, tonumber(service or 1000), ids}
+local cost = redis.call('HGET', rate_key(model), 'cost') or int(cost_of(0, PREPAID))
+local place = has_room(model) and 0 or wait_ms(model, 1, running)
+return {running, redis.call('ZCARD', line_key(model)), oldest, place, tonumber(cost), line, turns}

@@ -1,0 +1,182 @@
+-- A task's changes of state that several scripts make; put after fair.lua.
+local TASK_FIELDS = {
+  'state', 'attempt', 'seq', 'entry', 'model', 'caller', 'followers', 'started', 'prompt_tokens',
+  'tokens', 'worker', 'lost', 'lost_seq', 'released', 'last_error',
+  'created', 'deadline', 'rewound_at', 'priority', 'weight', 'paid',
+  'reserved',
+}
+local function read_task(id)
+  local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))
+  local task = {}
+  for at, name in ipairs(TASK_FIELDS) do task[name] = values[at] end
+  return task
+end
+
+-- The entry by which an unfinished task stands in its queue. One that somebody deleted is put back,
+-- or the task would be nobody's once its worker dies.
+local function entry_of(id, model, entry)
+  local queue = queue_key(model)
+  if redis.call('EXISTS', queue) == 1 and #redis.call('XRANGE', queue, entry, entry) == 1 then
+    return entry
+  end
+  pending(queue)
+  local new = redis.call('XADD', queue, '*', 'task', id)
+  redis.call('EXPIRE', queue, QUEUE_TTL_S)
+  redis.call('HSET', task_key(id), 'entry', new)
+  local task = read_task(id)
+  if task.state == 'queued' then
+    line_up(id, task)
+    task.entry = entry
+    step_out(model, standing(id, task))
+  end
+  return new
+end
+
+-- A worker whose attempt is ahead of the task's: Redis has lost its claim, for attempts only go up.
+-- It holds the whole text, also what readers have seen and Redis has not, so it takes its place again.
+local function take_back(id, attempt, me)
+  local task = read_task(id)
+  if task.state == 'queued' then step_out(task.model, standing(id, task)) end
+  redis.call('HSET', task_key(id), 'state', 'running', 'attempt', attempt, 'worker', me,
+    'released', '0')
+  redis.call('HSETNX', task_key(id), 'started', int(now_ms()))
+  local queue = queue_key(task.model)
+  pending(queue)
+  redis.call('XCLAIM', queue, GROUP, me, 0, entry_of(id, task.model, task.entry), 'FORCE', 'JUSTID')
+end
+
+-- Whether event n of a log has these bytes.
+local function holds(id, n, kind, ids, data)
+  local entry = redis.call('XRANGE', log_key(id), int(n) .. '-0', int(n) .. '-0')[1]
+  return entry and entry[2][2] == kind and entry[2][6] == ids and entry[2][8] == data
+end
+
+local function usage_json(prompt, completion)
+  return string.format(
+    '{"prompt_tokens": %d, "completion_tokens": %d, "total_tokens": %d}',
+    prompt, completion, prompt + completion)
+end
+
+-- What a task that has run took: its caller has paid exactly that, and the averages learn of it.
+local function measured(task, now)
+  local cost = cost_of(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
+  pay(task, cost - tonumber(task.paid or 0))
+  local rate = rate_key(task.model)
+  for name, value in pairs({service_ms = now - tonumber(task.started), cost = cost}) do
+    local smoothed = tonumber(redis.call('HGET', rate, name) or '') or value
+    redis.call('HSET', rate, name, int(0.8 * smoothed + 0.2 * value))
+  end
+  redis.call('EXPIRE', rate, RATE_TTL_S)
+end
+
+local USAGE_TTL_S = 40 * 86400 -- a month's can be read for some days after its end
+local DAY_MS = 86400000
+local SETTLE_TTL_S = 120 -- twice the minute in which it matters
+
+-- Count an ended task for its caller. A task ends once, and what Redis loses of this it loses of the
+-- end as well, for it is written in the same step: so each task is counted once.
+local function count_usage(task, now)
+  local caller, day = task.caller or '', math.floor(now / DAY_MS)
+  local used, callers = usage_key(caller, day), callers_key(day)
+  redis.call('HINCRBY', used, 'tasks ' .. task.model, 1)
+  redis.call('HINCRBY', used, 'prompt_tokens ' .. task.model, int(task.prompt_tokens or 0))
+  redis.call('HINCRBY', used, 'completion_tokens ' .. task.model, int(task.tokens or 0))
+  redis.call('EXPIRE', used, USAGE_TTL_S)
+  redis.call('SADD', callers, caller)
+  redis.call('EXPIRE', callers, USAGE_TTL_S)
+  if (task.reserved or '') ~= '' then -- settled when the caller asks next
+    local ended = ended_key(caller)
+    redis.call('HSET', ended, task.reserved,
+      int(task.prompt_tokens or 0) .. ':' .. int(task.tokens or 0))
+    redis.call('EXPIRE', ended, SETTLE_TTL_S)
+  end
+end
+
+-- End a task, as read: its last event, its state, its place in the queue, its remaining life.
+-- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON). `data` is
+-- made from them where it is not given.
+-- The growing command comes first, so that a full Redis refuses the whole.
+local function finish(id, task, kind, detail, result_ttl_s, data)
+  local seq = int(tonumber(task.seq or 0) + 1)
+  local usage = usage_json(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
+  if data then -- as it was told before it was lost
+  elseif kind == 'completed' then
+    data = '{"finish_reason": "' .. detail .. '", "usage": ' .. usage .. '}'
+  elseif kind == 'cancelled' then
+    data = '{"usage": ' .. usage .. '}'
+  else
+    data = detail
+  end
+  local now = now_ms()
+  redis.call('XADD', log_key(id), seq .. '-0',
+    'k', kind, 'a', task.attempt or '0', 'i', '', 'd', data)
+  redis.call('HSET', task_key(id), 'state', kind, 'seq', seq, 'finished', int(now),
+    kind == 'completed' and 'finish_reason' or 'error', kind == 'cancelled' and '' or detail)
+  local queue = queue_key(task.model)
+  if task.entry then
+    redis.call('XACK', queue, GROUP, task.entry)
+    redis.call('XDEL', queue, task.entry)
+  end
+  redis.call('ZREM', due_key(), id)
+  if task.state == 'queued' then step_out(task.model, standing(id, task)) end
+  redis.call('EXPIRE', task_key(id), result_ttl_s)
+  redis.call('EXPIRE', log_key(id), result_ttl_s)
+  redis.call('SET', tomb_key(id), task.caller or '', 'EX', int(result_ttl_s + TOMB_EXTRA_S))
+  if task.started then measured(task, now) end
+  count_usage(task, now)
+  post(task.followers, {id, tonumber(seq), kind, '', data})
+end
+
+-- Milliseconds until the last of `places` waiting tasks is served: 0 while a worker has room, -1 while
+-- nothing runs or was measured; else by Little's law from the smoothed service time.
+local function has_room(model)
+  return redis.call('ZCOUNT', idle_key(model), '-inf', RUNG - 1) > 0
+end
+local function wait_ms(model, places, running)
+  local service = tonumber(redis.call('HGET', rate_key(model), 'service_ms') or '')
+  if not service or running == 0 then return -1 end
+  return math.ceil(places * service / running)
+end
+
+-- Make a task and put it into its queue.
+local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
+  local queue, now = queue_key(task.model), now_ms()
+  local deadline = now + life_ms
+  redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
+    'priority', class_of(task.priority), 'weight', task.weight or '1', 'state', 'queued',
+    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'deadline', int(deadline),
+    'orphan_ms', orphan_ms)
+  task.entry = redis.call('XADD', queue, '*', 'task', id)
+  redis.call('HSET', task_key(id), 'entry', task.entry)
+  redis.call('EXPIRE', task_key(id), live_ttl_s)
+  redis.call('EXPIRE', queue, QUEUE_TTL_S)
+  line_up(id, task)
+  redis.call('ZADD', due_key(), int(deadline), id)
+  redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
+  ring(task.model, 'new')
+end
+
+local function end_overdue(id, task, result_ttl_s)
+  local message = string.format('The task had not ended after %g s.',
+    (task.deadline - task.created) / 1000)
+  finish(id, task, 'failed', '{"error": {"message": "' .. message
+    .. '", "type": "server_error", "param": null, "code": "deadline_exceeded"}}', result_ttl_s)
+  if (task.worker or '') ~= '' then
+    redis.call('SPUBLISH', control_channel(task.worker), 'stop ' .. id .. ' ' .. task.attempt)
+  end
+end
+
+-- End the tasks whose time is up, some at once; how many they were.
+local MOST_DUE = 100
+local function end_due(result_ttl_s)
+  local due = redis.call('ZRANGEBYSCORE', due_key(), '-inf', int(now_ms()), 'LIMIT', 0, MOST_DUE)
+  for _, id in ipairs(due) do
+    local task = read_task(id)
+    if task.state == 'queued' or task.state == 'running' then
+      end_overdue(id, task, result_ttl_s)
+    else
+      redis.call('ZREM', due_key(), id)
+    end
+  end
+  return #due
+end
