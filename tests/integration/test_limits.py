@@ -249,6 +249,37 @@ async def test_an_answer_is_no_longer_than_the_caller_may_have(fleet: LocalFleet
     await fleet.quiet()
 
 
+async def test_so_many_wait_and_so_long_they_may_take(fleet: LocalFleet) -> None:
+    api = await fleet.api(rate_limit_waiting_tasks=3, rate_limit_minutes_per_stream=1)
+    await fleet.worker(max_concurrent=1)
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        running = await submit(http, tokens=10_000, rate=5)
+
+        async def begun() -> bool:
+            return (await http.get(f"/tasks/{running}")).json()["status"] == "running"
+
+        await eventually(begun, what="the start of a task")
+        body = {"prompt": fake(tokens=10_000, rate=5)}
+        answers = await asyncio.gather(*(http.post("/tasks", json=body) for _ in range(20)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert len(refused) == 17
+        for answer in refused:
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            assert int(answer.headers["retry-after"]) >= 1
+        waiting = [a.json()["task_id"] for a in answers if a.status_code == 202]
+        await http.post(f"/tasks/{waiting[0]}/stop")
+        waiting.append((await http.post("/tasks", json=body)).json()["task_id"])
+        assert (await http.post("/tasks", json=body)).status_code == 429
+        many = {"messages": [{"role": "user", "content": "x"}], "n": 4}
+        answer = await http.post("/v1/chat/completions", json=many)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+        fields = await fleet.scripts.task_fields(Keys(0), running)
+        assert int(fields["deadline"]) - int(fields["created"]) == 60_000
+        for task_id in (running, *waiting):
+            await http.post(f"/tasks/{task_id}/stop")
+    await fleet.quiet()
+
+
 async def test_nobody_is_let_in_unseen(frail: LocalFleet, store: Store) -> None:
     limits = {"rate_limit_requests_per_min": 9, "rate_limit_concurrent_streams": 9}
     api = await frail.api(**limits)

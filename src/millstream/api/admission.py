@@ -16,7 +16,12 @@ from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
-from millstream.shared.errors import IdempotencyConflict, InvalidRequest, QueueFull
+from millstream.shared.errors import (
+    IdempotencyConflict,
+    InvalidRequest,
+    QueueFull,
+    RateLimited,
+)
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, Standing
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
@@ -113,7 +118,7 @@ class Admission:
                 admitted = await self._limiter.admit(caller, requests)
             answer = await self._submit(
                 name,
-                caller.id,
+                caller,
                 named,
                 idempotency_key,
                 body,
@@ -139,6 +144,12 @@ class Admission:
             raise IdempotencyConflict(
                 "This Idempotency-Key was used with another body.", param="Idempotency-Key"
             )
+        if answer.crowded:
+            most = self._limiter.limits_of(caller).waiting_tasks
+            raise RateLimited(
+                f"Rate limit reached: {most} tasks wait, as many as may.",
+                retry_after_s=math.ceil(answer.retry_after_s),
+            )
         raise QueueFull(
             f"The queue of {name} is full.",
             retry_after_s=math.ceil(answer.retry_after_s),
@@ -147,7 +158,7 @@ class Admission:
     async def _submit(
         self,
         model: str,
-        caller: str,
+        caller: Caller,
         requests: Sequence[TaskRequest],
         key: str | None,
         body: bytes,
@@ -159,21 +170,23 @@ class Admission:
         bodies = [encode_request(request) for request in requests]
         task = {
             "model": model,
-            "caller": caller,
+            "caller": caller.id,
             "live_ttl_s": settings.live_ttl_s,
             "idempotency_key": key,
             "body_hash": hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
             "orphan_s": ORPHAN_S + settings.disconnect_grace_s if attached else 0,
-            "life_s": settings.max_task_s,
+            "life_s": self._limiter.life_s(caller),
             "admitted_ms": admitted.at_ms if admitted else None,
             "reserved": admitted.reserved if admitted else (),
         }
-        *others, last = self._shards(caller, key)
+        *others, last = self._shards(caller.id, key)
         for shard in others:
-            answer = await self._try(shard, bodies, **task, promise=False)
+            room = self._limiter.max_waiting(caller, shard=shard)
+            answer = await self._try(shard, bodies, **task, max_waiting=room, promise=False)
             if isinstance(answer, Submitted) or answer.conflict:
                 return answer
-        return await self._try(last, bodies, **task)
+        room = self._limiter.max_waiting(caller, shard=last)
+        return await self._try(last, bodies, **task, max_waiting=room)
 
     def _shard_of(self, caller: str, key: str) -> int:
         """Where an idempotency key lies: the same key must meet itself."""

@@ -29,6 +29,8 @@ class Limits:
     tokens_per_min: int
     concurrent_streams: int
     tokens_per_stream: int
+    waiting_tasks: int
+    minutes_per_stream: int
 
 
 def limits_of(caller: Caller, settings: Settings) -> Limits:
@@ -61,8 +63,13 @@ class Limiter:
         """The requests, with no answer longer than the caller's may be.
 
         Raises:
-            InvalidRequest: a longer one is asked for.
+            InvalidRequest: a longer one is asked for, or more choices than may ever wait.
         """
+        room = self.max_waiting(caller, shard=0)  # where there is the most
+        if room is not None and len(requests) > room:
+            raise InvalidRequest(
+                f"{len(requests)} choices are asked for; {room} may wait with this key.", param="n"
+            )
         most = self.limits_of(caller).tokens_per_stream
         if not most:
             return requests
@@ -72,6 +79,17 @@ class Limiter:
                 param=length_param(requests[0]),
             )
         return [_no_longer_than(most, request) for request in requests]
+
+    def max_waiting(self, caller: Caller, *, shard: int) -> int | None:
+        """How many of its tasks may wait for a model on a shard: its part of the limit, but one."""
+        limit, shards = self.limits_of(caller).waiting_tasks, self._settings.shards
+        return max(1, limit // shards + (shard < limit % shards)) if limit else None
+
+    def life_s(self, caller: Caller) -> float:
+        """How long its tasks may take from submit to end."""
+        minutes = self.limits_of(caller).minutes_per_stream
+        most = self._settings.max_task_s
+        return min(most, 60 * minutes) if minutes else most
 
     async def admit(self, caller: Caller, requests: Sequence[TaskRequest]) -> Admitted | None:
         """Count a request for an answer, and reserve its tokens; None: nothing is counted.

@@ -44,6 +44,8 @@ class Refused:
 
     conflict: bool
     retry_after_s: float
+    crowded: bool = False
+    """The queue may have room, but as many of this caller's tasks wait as may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class Scripts:
         priority: Priority = Priority.INTERACTIVE,
         weight: float = 1,
         promise: bool = True,
+        max_waiting: int | None = None,
     ) -> Submitted | Refused:
         """Accept a task, or say why not; no task is stored in the second case.
 
@@ -173,8 +176,8 @@ class Scripts:
         With `orphan_s` the answer belongs to a connection: should its pod die, the task is stopped
         once it has run for so long without any pod that follows it.
 
-        For a limited caller, `admitted_ms` is when the request was counted, and `reserved` names
-        for each task what is settled at its end.
+        For a limited caller, `admitted_ms` is when the request was counted, `reserved` names for
+        each task what is settled at its end, and `max_waiting` of its tasks may wait here.
         """
         script_keys = [shard.task(task_id), shard.queue(model)]
         if idempotency_key is not None:
@@ -200,6 +203,7 @@ class Scripts:
                 weight,
                 int(life_s * 1000),
                 int(promise),
+                "" if max_waiting is None else max_waiting,
             ],
         )
         match answer[0]:
@@ -210,6 +214,8 @@ class Scripts:
                 return Submitted(_ids(answer[1]), True, 0, 0.0)
             case b"full":
                 return Refused(conflict=False, retry_after_s=answer[1] / 1000)
+            case b"crowded":
+                return Refused(conflict=False, retry_after_s=answer[1] / 1000, crowded=True)
             case _:
                 return Refused(conflict=True, retry_after_s=0)
 

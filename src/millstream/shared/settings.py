@@ -119,6 +119,14 @@ class Settings(BaseSettings):
     rate_limit_concurrent_streams: int = Field(
         default=0, ge=0, description="Streams a caller may have open at once."
     )
+    rate_limit_waiting_tasks: int = Field(
+        default=0,
+        ge=0,
+        description="Tasks of a caller that may wait, per model; divided among the shards.",
+    )
+    rate_limit_minutes_per_stream: int = Field(
+        default=0, ge=0, description="Longest life of a caller's task, in minutes."
+    )
     rate_limit_tokens_per_stream: int = Field(
         default=0, ge=0, description="Longest answer to a caller, in tokens."
     )

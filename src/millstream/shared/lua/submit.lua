@@ -3,14 +3,14 @@
 -- KEYS: first task, queue [, idempotency key]
 -- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s, orphan_ms,
 --       further tasks in msgpack: {id, request, id, request, …}, admitted_ms, reserved, priority,
---       weight, life_ms, promise (0|1)
+--       weight, life_ms, promise (0|1), max_waiting of the caller ('': no limit)
 --       orphan_ms > 0: a running task that no pod has followed for so long is stopped
 --       admitted_ms: when the request of a limited caller was counted ('': it was not)
 --       reserved: per task, with spaces between, what is settled of the caller's tokens at its end
 --       life_ms: how long it may take from now to its end
 --       promise: who is refused is told a time of its own
--- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms}
---    ids: with spaces between; eta_ms -1: nothing runs or was measured
+-- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms} | {'crowded', retry_ms}
+--    crowded: as many of the caller wait as may; ids: with spaces between; eta_ms -1: nothing runs or was measured
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
 local more = cmsgpack.unpack(ARGV[10])
 local ids, count = id, 1 + #more / 2
@@ -66,6 +66,17 @@ end
 local waiting = redis.call('ZCARD', line_key(model))
 if waiting + count > tonumber(ARGV[5]) then
   return {'full', ARGV[16] == '1' and promise_ms(running) or 0}
+end
+if ARGV[17] ~= '' then
+  local line, tenant, mine = line_key(model), tenant_of(task), 0
+  for name in pairs(CLASS_WEIGHT) do
+    mine = mine + redis.call('ZLEXCOUNT', line, '[' .. name .. ':' .. tenant .. ':',
+      '(' .. name .. ':' .. tenant .. ';')
+  end
+  if mine + count > tonumber(ARGV[17]) then -- one of its own is served each time all had their turn
+    local wait = wait_ms(model, redis.call('ZCARD', turns_key(class, model)), running)
+    return {'crowded', wait < 0 and GUESS_MS or wait}
+  end
 end
 local reserved = string.gmatch(ARGV[12], '%S+')
 local function add(task_id, request)
