@@ -166,7 +166,7 @@ async def test_what_a_caller_s_limits_change_is_told_alike(shared_fleet: LocalFl
     assert refused.json()["error"]["param"] == "max_output_tokens"
 
 
-async def test_the_streaming_helper(client: openai.AsyncOpenAI) -> None:
+async def test_the_streaming_helper(client: openai.AsyncOpenAI, shared_fleet: LocalFleet) -> None:
     asked = directed(tokens=12)
     async with client.responses.stream(model="fake", input=asked, background=True) as stream:
         final = await stream.get_final_response()
@@ -175,6 +175,16 @@ async def test_the_streaming_helper(client: openai.AsyncOpenAI) -> None:
         events = [event async for event in stream]
     assert [event.sequence_number for event in events] == list(range(10, 21))
     assert (await stream.get_final_response()).output_text == final.output_text
+
+    def blocking() -> list[int]:
+        url = f"{shared_fleet.url}/v1"
+        with (
+            openai.OpenAI(base_url=url, api_key="none", max_retries=0) as other,
+            other.responses.stream(response_id=final.id, starting_after=9) as rest,
+        ):
+            return [event.sequence_number for event in rest]
+
+    assert await asyncio.to_thread(blocking) == list(range(10, 21))
 
 
 @pytest.mark.parametrize("background", [False, True])
