@@ -29,6 +29,10 @@ def test_the_api_runs_without_torch() -> None:
     )
 
 
+def test_the_api_reads_no_tokens_that_it_was_not_set_up_for() -> None:
+    imports("millstream.api.server", {"jwt", "cryptography"})
+
+
 def test_the_worker_runs_without_an_http_framework() -> None:
     imports("millstream.worker.main", {"fastapi", "starlette", "uvicorn", "sse_starlette"})
 

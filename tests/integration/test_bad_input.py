@@ -160,7 +160,7 @@ async def test_a_prompt_beyond_the_context_is_a_400(fleet: LocalFleet, stream: b
 async def test_errors_outside_routes_have_the_same_shape_and_cors(fleet: LocalFleet) -> None:
     api = await fleet.api()
     async with httpx.AsyncClient(base_url=api.url) as http:
-        origin = {"Origin": "http://page.example"}
+        origin = {"Origin": "http://localhost:3000"}
         for answer, status in (
             (await http.get("/nowhere", headers=origin), 404),
             (await http.put("/tasks", headers=origin), 405),

@@ -12,6 +12,10 @@ from millstream.shared.settings import PREFIX, Settings
 
 CLIENTS = {PREFIX + "URL", PREFIX + "API_KEY"}  # of who talks to a fleet, not of its processes
 SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields} - CLIENTS
+# A worker answers no callers, so it is told none of their secrets.
+OF_PODS_ALONE = {PREFIX + "HOST", PREFIX + "PORT", PREFIX + "ALLOW_ANONYMOUS"} | {
+    name for name in SETTINGS if name.startswith((PREFIX + "API_KEYS", PREFIX + "JWT_"))
+}
 OURS = ("api", "worker", "worker-gpu")
 NGINX_CONF = (ROOT / "deploy/nginx.conf").read_text()
 
@@ -29,7 +33,7 @@ def test_only_settings_that_exist_are_passed_on() -> None:
         passed = {key for key in services[name]["environment"] if key.startswith(PREFIX)}
         assert passed <= SETTINGS, name
     assert set(services["api"]["environment"]) == SETTINGS
-    assert set(services["worker"]["environment"]) == SETTINGS - {PREFIX + "HOST", PREFIX + "PORT"}
+    assert set(services["worker"]["environment"]) == SETTINGS - OF_PODS_ALONE
     # `.env` is read by Compose and by a local `millstream` alike, which refuses what it knows not.
     assert {name for name in used_variables() if name.startswith(PREFIX)} <= SETTINGS
 
@@ -37,7 +41,7 @@ def test_only_settings_that_exist_are_passed_on() -> None:
 def test_settings_come_from_the_shell() -> None:
     services = load(MILLSTREAM_MODEL_SOURCE="org/name", MILLSTREAM_PORT="9000")["services"]
     assert services["worker"]["environment"]["MILLSTREAM_MODEL_SOURCE"] == "org/name"
-    assert services["nginx"]["ports"] == ["9000:8080"]
+    assert services["nginx"]["ports"] == ["127.0.0.1:9000:8080"]
     assert services["api"]["environment"]["MILLSTREAM_PORT"] == "8000"
 
 

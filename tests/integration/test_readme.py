@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -21,14 +22,15 @@ from tests.support.local_fleet import LocalFleet, clean_environment
 from tests.support.native import read, submit
 from tests.support.readme import ADDRESS, README, ROOT, Block, blocks
 
-from millstream.fleet.cli import cli
+from millstream.fleet.cli import cli, invoke as cli_invoke
 from millstream.fleet.plan import choose_models
 from millstream.shared.settings import Settings
 
 MODEL = "smollm2-135m-instruct"
 EXAMPLES = blocks(README.read_text("utf-8"), "sh", "python", "js")
 RUN = [block for block in EXAMPLES if ADDRESS in block.text]
-API_EXAMPLES = blocks((ROOT / "docs" / "api.md").read_text("utf-8"), "sh")
+API_SHELL = blocks((ROOT / "docs" / "api.md").read_text("utf-8"), "sh")
+API_EXAMPLES = [block for block in API_SHELL if ADDRESS in block.text]
 # What starts a fleet is not started here once more; its words are checked below.
 NOT_RUN = [block for block in EXAMPLES if ADDRESS not in block.text]
 
@@ -171,13 +173,26 @@ async def test_the_fault_test_of_the_docs_finds_what_it_should(fleet: LocalFleet
     await names["test_a_killed_worker_costs_no_token"](fleet)
 
 
+def test_the_commands_for_keys_do_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_API_KEYS_FILE", str(tmp_path / "keys"))
+    texts = [block.text for block in (*NOT_RUN, *API_SHELL)]
+    lines = [line for text in texts for line in text.splitlines() if "millstream keys" in line]
+    assert len(lines) == 4
+    for line in lines:
+        assert cli_invoke(shlex.split(line, comments=True)[1:]) == 0, line
+
+
 def test_what_starts_a_fleet_is_spelled_right() -> None:
     lines = [line for block in NOT_RUN for line in block.text.splitlines()]
     tools = [line.split()[1] for line in lines if line.startswith(".venv/bin/millstream ")]
-    assert tools == ["chat", "top", "bench"]  # test_terminal.py runs them
+    assert tools == ["chat", "top", "bench", "keys"]  # test_terminal.py runs them
     assert cli.commands.keys() >= set(tools)
     lines = [line for line in lines if not line.startswith(".venv/bin/millstream ")]
-    assert [line.split()[0] for line in lines] == ["git", "make", "make", *["docker-compose"] * 3]
+    assert [line.split()[0] for line in lines] == [
+        "git", "make", "make", *["docker-compose"] * 3, "export", "make",
+    ]  # fmt: skip
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert "run" in targets
     assert {line.split()[1] for line in lines if line.startswith("make")} == {"run"}

@@ -1,4 +1,4 @@
-"""Puts the pod together: routes, error bodies, CORS."""
+"""Puts the pod together: routes, error bodies, CORS, security headers."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from millstream import __version__
+from millstream.api.auth.authenticator import Authenticator
 from millstream.api.errors import install_error_handlers
 from millstream.api.pod import open_pod
 from millstream.api.rate_headers import RATE_HEADERS
@@ -24,22 +25,27 @@ from millstream.api.routes import (
     usage,
 )
 from millstream.api.routes.openapi import describe
+from millstream.api.security_headers import SecurityHeaders
 from millstream.shared.settings import Settings
 
 EXPOSED_HEADERS = ["x-task-id", "retry-after", "location", *RATE_HEADERS]
 
 
 def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
-    """The application, and the same with CORS around it, which is what is to be served.
+    """The application, and the same as it is to be served: with CORS and security headers.
 
-    CORS lies outside everything, so that an error raised anywhere has its headers too.
+    They lie outside everything, so that an error raised anywhere has them too.
+
+    Raises:
+        SettingsError: keys or tokens are set up wrongly, or anyone could reach a fleet without any.
     """
+    authenticator = Authenticator(settings)
     # Streams end when the pod says so (streams.py), not the moment the server is told to stop.
     AppStatus.disable_automatic_graceful_drain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with open_pod(settings) as pod:
+        async with open_pod(settings, authenticator) as pod:
             app.state.pod = pod
             yield
 
@@ -65,13 +71,16 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         app.include_router(module.router)
     app.mount("/static", pages.static_files())
     describe(app)
-    origins = [origin.strip() for origin in settings.cors_origins.split(",") if origin.strip()]
-    if origins == ["none"]:
-        return app, app
-    return app, CORSMiddleware(
+    allowed = authenticator.pages
+    if not (allowed.all or allowed.private or allowed.listed):
+        return app, SecurityHeaders(app)
+    # Who may read an answer. Whether a page of a fleet without keys may ask is decided before.
+    everyone = allowed.all or allowed.private
+    cors = CORSMiddleware(
         app,
-        allow_origins=origins,
+        allow_origins=["*"] if everyone else sorted(allowed.listed),
         allow_methods=["*"],
         allow_headers=["*"],
         expose_headers=EXPOSED_HEADERS,
     )
+    return app, SecurityHeaders(cors)

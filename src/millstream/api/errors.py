@@ -15,6 +15,7 @@ from millstream.shared.states import TaskState
 logger = logging.getLogger(__name__)
 
 _STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
+    (errors.NotAuthenticated, 401),
     (errors.NotAllowed, 403),
     (errors.UnknownModel, 404),
     (errors.UnknownTask, 404),
@@ -50,6 +51,8 @@ def error_response(error: errors.MillstreamError) -> JSONResponse:
     headers: dict[str, str] = {}
     if isinstance(error, errors.FleetUnavailable | errors.RateLimited):
         headers["Retry-After"] = str(error.retry_after_s)
+    if isinstance(error, errors.NotAuthenticated):  # RFC 6750: no error word where there was no key
+        headers["WWW-Authenticate"] = 'Bearer error="invalid_token"' if error.given else "Bearer"
     body = error_object(error.message, status=status, code=error.code, param=param)
     if isinstance(error, errors.RateLimited):
         body["error"]["type"] = error.limit  # as OpenAI has it

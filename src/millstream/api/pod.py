@@ -14,18 +14,19 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from millstream.api.admission import Accepted, Admission
+from millstream.api.auth.authenticator import Authenticator
+from millstream.api.auth.tickets import Tickets
 from millstream.api.departures import Departures
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.fleet_watch import FleetWatch
 from millstream.api.limiter import Limiter
 from millstream.api.queue_watch import QueueWatch
-from millstream.api.relay import Relay, unavailable
+from millstream.api.relay import Relay, missing_task, unavailable
 from millstream.api.shown import Shown
 from millstream.api.stream_slots import StreamSlots
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
-from millstream.shared.errors import ExpiredTask, UnknownTask
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.limits import LimitStore
 from millstream.shared.redis_check import UnfitRedis
@@ -49,8 +50,10 @@ CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts conne
 class Pod:
     """What the routes of one pod share."""
 
-    def __init__(self, settings: Settings, scripts: Scripts) -> None:
+    def __init__(self, settings: Settings, scripts: Scripts, authenticator: Authenticator) -> None:
         self.settings = settings
+        self.authenticator = authenticator
+        self.tickets = Tickets(scripts.runner)
         self.scripts = scripts
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.shown = Shown(scripts, result_ttl_s=settings.result_ttl_s)
@@ -127,10 +130,8 @@ class Pod:
                 )
             except RedisError as error:
                 raise unavailable(error) from error
-        if state == "unknown":
-            raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
-        if state == "expired":
-            raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
+        if state in ("unknown", "expired"):
+            raise missing_task(task_id, expired=state == "expired")
         if state == TaskState.CANCELLED:
             self.shown.note_stop(task_id, caller)
         return TaskState(state), Usage(prompt, completion)
@@ -181,10 +182,10 @@ class Pod:
 
 
 @asynccontextmanager
-async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
+async def open_pod(settings: Settings, authenticator: Authenticator) -> AsyncGenerator[Pod]:
     """A pod with its connections and background tasks, for as long as the context lasts."""
     async with open_redis(settings.redis_url) as client:
-        pod = Pod(settings, Scripts(client))
+        pod = Pod(settings, Scripts(client), authenticator)
         url = f"http://{settings.host}:{settings.port}"
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
@@ -192,6 +193,7 @@ async def open_pod(settings: Settings) -> AsyncGenerator[Pod]:
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
             asyncio.create_task(pod.check_store(), name="check redis"),
+            asyncio.create_task(authenticator.keyring.watch(), name="watch keys"),
         ]
         for task in background:
             task.add_done_callback(pod.on_background_end)

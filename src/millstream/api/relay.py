@@ -63,7 +63,7 @@ class Relay:
         """
         shard = shard_of(task_id)
         if shard is None:
-            raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
+            raise missing_task(task_id)
         try:
             page = await self._scripts.follow(
                 Keys(shard),
@@ -79,9 +79,7 @@ class Relay:
             return page
         if page == "rewound":
             raise rewound(task_id)
-        if page == "expired":
-            raise ExpiredTask(f"Task {task_id} has expired.", param="task_id")
-        raise UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")
+        raise missing_task(task_id, expired=page == "expired")
 
     async def so_far(self, task_id: str, caller: str) -> SoFar:
         """The whole log as it stands; raises as `page`."""
@@ -213,3 +211,10 @@ def unavailable(error: RedisError) -> RedisUnavailable:
     """What a caller is told when Redis does not do its part."""
     logger.debug("Redis: %s", error)
     return RedisUnavailable("The fleet's store does not answer; try again.", retry_after_s=2)
+
+
+def missing_task(task_id: str, *, expired: bool = False) -> UnknownTask | ExpiredTask:
+    """What a caller is told of a task that it has not, or has no more."""
+    if expired:
+        return ExpiredTask(f"Task {task_id} has expired.", param="task_id")
+    return UnknownTask(f"There is no task {task_id[:64]!r}.", param="task_id")

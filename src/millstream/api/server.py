@@ -95,7 +95,7 @@ def serve(settings: Settings) -> int:
         PortTaken: another program has the port.
         UnfitRedis: tasks are not safe in this Redis. One that is away is waited for.
     """
-    set_up_logging(settings.log_format)
+    set_up_logging(settings.log_format, level=settings.log_level)
     app, served = create_app(settings)
     config = uvicorn.Config(
         served,

@@ -18,6 +18,7 @@ _host = click.option("--host", help="Address the API listens on.")
 _engine = click.option("--engine", type=_ENGINES, help="What runs the model.")
 _url = click.option("--url", help="Where the fleet is; by default on this machine.")
 _file = click.Path(dir_okay=False, path_type=Path)
+_key_file = click.option("--file", help="Instead of MILLSTREAM_API_KEYS_FILE.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
@@ -386,6 +387,56 @@ def dead_drop(*, task_ids: tuple[str, ...], everything: bool, model: str | None)
 
     _choose_one_way(task_ids, everything)
     return drop_letters(read_settings(), task_ids, model)
+
+
+@cli.group()
+def keys() -> None:
+    """Make, list and revoke the keys of MILLSTREAM_API_KEYS_FILE."""
+
+
+@keys.command("add")
+@click.argument("name")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="May use only this one.")
+@click.option("--admin", is_flag=True, help="May also see the fleet and its metrics.")
+@click.option(
+    "--priority",
+    "priorities",
+    multiple=True,
+    type=click.Choice(["interactive", "batch"]),
+    help="May use only this class.",
+)
+@click.option("--limit", "limits", multiple=True, metavar="NAME=N", help="May be repeated.")
+@click.option("--days", type=click.IntRange(1, 36_500), help="How long it is taken.")
+@_key_file
+def keys_add(*, name: str, limits: tuple[str, ...], file: str | None, **rights: Any) -> int:
+    """Make a key for the caller NAME, and print it this once."""
+    from millstream.fleet.keys import NewKey, add_key, parse_limits
+    from millstream.shared.settings import read_settings
+
+    asked = NewKey(name=name, limits=parse_limits(limits), **rights)
+    return add_key(read_settings(), asked, file=file)
+
+
+@keys.command("list")
+@_key_file
+@_json
+def keys_list(*, file: str | None, as_json: bool) -> int:
+    """Show all keys; not what would let anyone in."""
+    from millstream.fleet.keys import list_keys
+    from millstream.shared.settings import read_settings
+
+    return list_keys(read_settings(), file=file, as_json=as_json)
+
+
+@keys.command("revoke")
+@click.argument("which", metavar="ID|NAME")
+@_key_file
+def keys_revoke(*, which: str, file: str | None) -> int:
+    """Take back one key, or all of a caller."""
+    from millstream.fleet.keys import revoke_key
+    from millstream.shared.settings import read_settings
+
+    return revoke_key(read_settings(), which, file=file)
 
 
 def _choose_one_way(task_ids: tuple[str, ...], everything: bool) -> None:

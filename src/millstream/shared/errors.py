@@ -2,18 +2,20 @@
 
 MillstreamError
 ├── InvalidRequest          the caller must change something
+│   ├── NotAuthenticated    no key, or one that is not taken
+│   ├── NotAllowed          this caller may not
 │   ├── UnknownModel
 │   ├── UnknownTask         unknown or another caller's: never told apart
 │   ├── ExpiredTask
 │   ├── EventOutOfRange
 │   ├── IdempotencyConflict
-│   ├── NotAllowed
 │   └── RequestTooLarge
 ├── RateLimited             the caller has used what it may: `retry_after_s` says until when
 ├── FleetUnavailable        try again later: `retry_after_s` says when
 │   ├── QueueFull
 │   ├── NoWorker
-│   └── RedisUnavailable
+│   ├── RedisUnavailable
+│   └── KeysUnavailable     whoever signs the callers' tokens does not show its keys
 ├── LogRewound              Redis lost events of the task that a reader has seen
 ├── TaskFailed              an accepted task ended in `failed`
 └── SettingsError           this process is set up wrongly; the text says what to do
@@ -51,6 +53,23 @@ class InvalidRequest(MillstreamError):
         self.param = param
 
 
+class NotAuthenticated(InvalidRequest):
+    """No key was given, or one that is not taken; the text never repeats any of it."""
+
+    default_code = "invalid_api_key"
+
+    def __init__(self, message: str, *, given: bool = True, code: str | None = None) -> None:
+        super().__init__(message, code=code)
+        self.given = given
+        """Whether there was a key at all."""
+
+
+class NotAllowed(InvalidRequest):
+    """The caller is known and may not do this."""
+
+    default_code = "not_allowed"
+
+
 class UnknownModel(InvalidRequest):
     """No worker serves, or served lately, a model of this name."""
 
@@ -79,12 +98,6 @@ class IdempotencyConflict(InvalidRequest):
     """The idempotency key was used before with another body."""
 
     default_code = "idempotency_key_reused"
-
-
-class NotAllowed(InvalidRequest):
-    """Others may ask for this; the caller may not."""
-
-    default_code = "not_allowed"
 
 
 class RequestTooLarge(InvalidRequest):
@@ -141,6 +154,12 @@ class RedisUnavailable(FleetUnavailable):
     """Redis is away, out of memory, or not answering in time."""
 
     default_code = "redis_unavailable"
+
+
+class KeysUnavailable(FleetUnavailable):
+    """The keys by which tokens are checked cannot be had now, so nobody can be told apart."""
+
+    default_code = "keys_unavailable"
 
 
 class LogRewound(MillstreamError):

@@ -17,6 +17,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:log:<id>` | STREAM `1-0`, `2-0`, … | as the task |
 | `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
 | `{ms:k}:idem:<hash of caller and key>` | HASH task, body | a day |
+| `{ms:k}:ticket:<hash of task and ticket>` | STRING caller and limits | a minute, or until used |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
 | `{ms:k}:usage:<caller>:<day>` | HASH what and model → count | 40 days after the last end |
 | `{ms:k}:callers:<day>` | SET of those who used something that day | as those |
@@ -140,6 +141,11 @@ class Keys:
     def ended(self, caller: str) -> str:
         """What tasks of this shard used, until the caller asks next and it is settled."""
         return f"{self.tag}:ended:{caller}"
+
+    def ticket(self, task_id: str, ticket: str) -> str:
+        """What a ticket stands for; hashed, so that who reads Redis's keys cannot use it."""
+        digest = hashlib.blake2b(f"{task_id}\0{ticket}".encode(), digest_size=16).hexdigest()
+        return f"{self.tag}:ticket:{digest}"
 
     def pod(self, pod_id: str) -> str:
         """The channel on which a pod hears of the tasks it follows."""

@@ -1,6 +1,7 @@
 """The socket a server listens on: takes the address, or says in one line why it cannot be had."""
 
 import errno
+import ipaddress
 import socket
 
 from millstream.shared.errors import MillstreamError, SettingsError
@@ -31,6 +32,19 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise explain(error, host, port) from None
     return listener
+
+
+def reached_by_others(host: str) -> bool:
+    """Whether a server on this address could be reached from other machines."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (socket.gaierror, UnicodeError):
+        return False  # `bind` will say what is wrong with it
+    address = ipaddress.ip_address(str(found[0][4][0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def notice_vanished(listener: socket.socket, within_s: float) -> None:

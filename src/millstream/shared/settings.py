@@ -26,6 +26,7 @@ class Settings(BaseSettings):
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
+        repr=False,  # it may hold a password
         description="Redis >= 7 or Valkey: `redis://`, `rediss://`, `unix://`, "
         "`redis+cluster://host:port,…` or `redis+sentinel://host:port,…/service`.",
     )
@@ -130,9 +131,37 @@ class Settings(BaseSettings):
     rate_limit_tokens_per_stream: int = Field(
         default=0, ge=0, description="Longest answer to a caller, in tokens."
     )
+    api_keys: SecretStr = Field(
+        default=SecretStr(""),
+        description="Keys that callers need, comma-separated: `SECRET` or `NAME:SECRET`.",
+    )
+    api_keys_file: str = Field(
+        default="",
+        description="File of hashed keys with their rights, kept by `millstream keys` and read "
+        "again when it changes.",
+    )
+    jwt_secret: SecretStr = Field(
+        default=SecretStr(""), description="Secret, 32 bytes or more, of JWTs signed by HS256."
+    )
+    jwt_public_key: str = Field(
+        default="", description="Public key of JWTs: RSA, EC or Ed25519, as PEM or a file of it."
+    )
+    jwt_jwks_url: str = Field(default="", description="Where an issuer of JWTs shows its keys.")
+    jwt_algorithms: str = Field(
+        default="",
+        description="The JWT algorithms that are taken, comma-separated (default: those of the "
+        "key; RS256 and ES256 with `MILLSTREAM_JWT_JWKS_URL`).",
+    )
+    jwt_audience: str = Field(default="", description="What a JWT's `aud` must name.")
+    jwt_issuer: str = Field(default="", description="What a JWT's `iss` must be.")
+    allow_anonymous: bool = Field(
+        default=False,
+        description="Whether an API without keys may be reached from other machines.",
+    )
     cors_origins: str = Field(
-        default="*",
-        description="Origins whose pages may call the API, comma-separated; `none`: no page may.",
+        default="auto",
+        description="Origins whose pages may call the API, comma-separated, or `*`; `none`: no "
+        "page may; `auto`: all where keys are needed, else pages of private addresses.",
     )
     url: str = Field(
         default="",
@@ -143,6 +172,9 @@ class Settings(BaseSettings):
         default=SecretStr(""), description="The key that `chat`, `top` and `bench` show."
     )
     log_format: Literal["text", "json"] = Field(default="text", description="`text` or `json`.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least weighty lines that are logged."
+    )
     fake_tokens_per_s: float = Field(
         default=0.0,
         ge=0,
@@ -200,10 +232,13 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         return Settings(**dict(overrides or {}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        name = PREFIX + str(first["loc"][0]).upper()
+        field = str(first["loc"][0])
+        name = PREFIX + field.upper()
         message = str(first["msg"]).removeprefix("Value error, ")
         given = first["input"]
         shown = mask_password(given) if isinstance(given, str) else given
+        if Settings.model_fields[field].annotation is SecretStr:
+            shown = "***"
         raise SettingsError(f"{name}={shown!r}: {message}") from None
 
 

@@ -16,7 +16,7 @@ def run(settings: Settings) -> int:
     Raises:
         SettingsError: the model cannot be loaded as set.
     """
-    set_up_logging(settings.log_format)
+    set_up_logging(settings.log_format, level=settings.log_level)
 
     async def main() -> int:
         shutdown = Shutdown()

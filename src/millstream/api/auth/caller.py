@@ -1,22 +1,35 @@
 """A caller: whose tasks are whose, and what each may ask for."""
 
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import msgspec
 
 ANONYMOUS_ID = "anonymous"
 PRIORITIES = frozenset({"interactive", "batch"})
+Priority = Literal["interactive", "batch"]
+Amount = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CallerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How much one caller may use; None: the default in the settings, 0: as much as it likes."""
 
-    requests_per_min: int | None = None
-    tokens_per_min: int | None = None
-    concurrent_streams: int | None = None
-    waiting_tasks: int | None = None
-    tokens_per_stream: int | None = None
-    minutes_per_stream: int | None = None
+    requests_per_min: Amount | None = None
+    tokens_per_min: Amount | None = None
+    concurrent_streams: Amount | None = None
+    waiting_tasks: Amount | None = None
+    tokens_per_stream: Amount | None = None
+    minutes_per_stream: Amount | None = None
+
+
+# Written by people and by issuers of tokens. A misspelt "models" that was ignored would mean all.
+class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a key or a token allows: a line of the key file, or the claim of a JWT, holds it."""
+
+    models: frozenset[str] | None = None
+    admin: bool = False
+    priorities: frozenset[Priority] | None = None
+    limits: CallerLimits = CallerLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,17 @@ class Caller:
     limits: CallerLimits = field(default_factory=CallerLimits)
     priorities: frozenset[str] = PRIORITIES
     """The priority classes it may use."""
+
+    @classmethod
+    def of(cls, name: str, rights: Rights) -> "Caller":
+        """A caller with these rights."""
+        return cls(
+            name,
+            rights.models,
+            rights.admin,
+            rights.limits,
+            PRIORITIES if rights.priorities is None else frozenset[str](rights.priorities),
+        )
 
     def may_use(self, model: str) -> bool:
         """Whether it may ask this model."""

@@ -1,16 +1,39 @@
-"""What routes ask for to know whose request it is."""
+"""What routes ask for to know whose request it is: each says by its parameter who may come in."""
 
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Query
 from starlette.requests import HTTPConnection
 
-from millstream.api.auth.caller import ANONYMOUS, Caller
+from millstream.api.auth.caller import Caller
+from millstream.api.pod import CurrentPod
+from millstream.shared.errors import NotAllowed
 
 
-async def caller_of(connection: HTTPConnection) -> Caller:
-    """Whose request or WebSocket it is; everyone's, while there are no keys."""
-    return ANONYMOUS
+async def caller_of(connection: HTTPConnection, pod: CurrentPod) -> Caller:
+    """Whose request or WebSocket it is."""
+    return await pod.authenticator.caller(connection.headers, connection.query_params)
+
+
+async def reader_of(
+    connection: HTTPConnection,
+    pod: CurrentPod,
+    task_id: str,
+    ticket: Annotated[str | None, Query()] = None,
+) -> Caller:
+    """Whose task is to be read: by a ticket for it, or by a key as everywhere."""
+    if ticket is None:
+        return await caller_of(connection, pod)
+    return await pod.tickets.redeem(task_id, ticket)
+
+
+async def admin_of(caller: "CurrentCaller") -> Caller:
+    """A caller who may see the fleet."""
+    if not caller.admin:
+        raise NotAllowed("Only an administrator's key may see this.")
+    return caller
 
 
 CurrentCaller = Annotated[Caller, Depends(caller_of)]
+TaskReader = Annotated[Caller, Depends(reader_of)]
+Administrator = Annotated[Caller, Depends(admin_of)]

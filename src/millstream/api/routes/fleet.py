@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from millstream.api.auth.dependencies import Administrator
 from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
@@ -12,7 +13,7 @@ router = APIRouter(tags=["fleet"])
 
 
 @router.get("/fleet.json")
-async def fleet(pod: CurrentPod) -> dict[str, Any]:
+async def fleet(pod: CurrentPod, _: Administrator) -> dict[str, Any]:
     """Redis, pods, workers and queues, as of at most a second ago."""
     try:
         return await pod.fleet_watch.view()

@@ -102,6 +102,11 @@ def describe(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
                     _say_what_fails(path, operation)
             schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = _ERROR
+            # `{}`: a fleet may have been set up without keys.
+            schema["security"] = [{"key": []}, {}]
+            schema.setdefault("components", {})["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key, or a JWT."}
+            }
             for unused in ("HTTPValidationError", "ValidationError"):
                 schema.get("components", {}).get("schemas", {}).pop(unused, None)
             app.openapi_schema = schema

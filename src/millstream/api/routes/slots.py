@@ -1,13 +1,14 @@
 """What a route asks for whose answer may be a stream: a slot, given back when that has ended."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends
 
 from millstream.api.auth.caller import Caller
-from millstream.api.auth.dependencies import CurrentCaller
+from millstream.api.auth.dependencies import CurrentCaller, TaskReader
 from millstream.api.pod import CurrentPod, Pod
 from millstream.api.relay import unavailable
 from millstream.shared.connection import RedisError
@@ -50,8 +51,8 @@ class Slot:
             self._pod.spawn(work, "give a stream back")
 
 
-async def slot_of(pod: CurrentPod, caller: CurrentCaller) -> AsyncIterator[Slot]:
-    """A slot for the request's stream (a FastAPI dependency); its end is the answer's."""
+@asynccontextmanager
+async def _slot(pod: Pod, caller: Caller) -> AsyncGenerator[Slot]:
     slot = Slot(pod, caller)
     try:
         yield slot
@@ -59,4 +60,17 @@ async def slot_of(pod: CurrentPod, caller: CurrentCaller) -> AsyncIterator[Slot]
         slot.give_back()
 
 
+async def slot_of(pod: CurrentPod, caller: CurrentCaller) -> AsyncGenerator[Slot]:
+    """A slot for the request's stream (a FastAPI dependency); its end is the answer's."""
+    async with _slot(pod, caller) as slot:
+        yield slot
+
+
+async def reader_slot_of(pod: CurrentPod, caller: TaskReader) -> AsyncGenerator[Slot]:
+    """The same for a stream that a ticket may open: it counts as its caller's too."""
+    async with _slot(pod, caller) as slot:
+        yield slot
+
+
 StreamSlot = Annotated[Slot, Depends(slot_of)]
+ReaderSlot = Annotated[Slot, Depends(reader_slot_of)]

@@ -6,14 +6,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from millstream.api.auth.dependencies import CurrentCaller
+from millstream.api.auth.dependencies import CurrentCaller, TaskReader
+from millstream.api.auth.tickets import TICKET_S
 from millstream.api.body import largest_body, read_body
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import TaskBody
 from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
-from millstream.api.routes.slots import StreamSlot
+from millstream.api.routes.slots import ReaderSlot
 from millstream.api.streams import event_stream, native_stream
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange
@@ -100,8 +101,8 @@ def _seconds(milliseconds: str | None) -> float | None:
 async def stream_task(
     task_id: str,
     pod: CurrentPod,
-    caller: CurrentCaller,
-    slot: StreamSlot,
+    caller: TaskReader,
+    slot: ReaderSlot,
     *,
     last_event_id: Annotated[str | None, Query()] = None,
     last_event_id_header: Annotated[str | None, Header(alias="last-event-id")] = None,
@@ -134,3 +135,19 @@ async def stop_task(
     """End a task now; one that has ended stays as it was."""
     state, usage = await pod.stop(task_id, caller.id)
     return {"task_id": task_id, "status": state, "usage": usage.to_dict()}
+
+
+@router.post("/tasks/{task_id}/ticket", status_code=201)
+async def create_ticket(
+    task_id: str,
+    pod: CurrentPod,
+    caller: CurrentCaller,
+) -> dict[str, Any]:
+    """A ticket that opens one stream of the task, for whoever cannot send headers."""
+    ticket = await pod.tickets.issue(task_id, caller)
+    return {
+        "task_id": task_id,
+        "ticket": ticket,
+        "expires_in_s": TICKET_S,
+        "stream_url": f"/tasks/{task_id}/stream?ticket={ticket}",
+    }
