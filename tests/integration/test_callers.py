@@ -237,6 +237,14 @@ async def test_a_foreign_task_is_an_unknown_task(
                 nobodys = shape(await ask(bob, method, path, task_id=unknown), unknown)
                 assert theirs == nobodys, (method, path)
                 assert theirs[0] == 404, (method, path)
+        # Nor can a conversation be gone on from that is another's.
+        gone_on = [
+            shape(await bob.post("/v1/responses", json=body), task_id)
+            for task_id in (stored, new_task_id(0))
+            for body in [{"input": "y", "previous_response_id": f"resp_{task_id}"}]
+        ]
+        assert gone_on[0] == gone_on[1]
+        assert gone_on[0][0] == 400
         assert (await ann.get(f"/tasks/{running}")).json()["status"] == "running"
         assert (await ann.get(f"/tasks/{ended}")).json()["status"] == "completed"
         # And what does exist for ann is no 404 for her, so the test above does compare something.
