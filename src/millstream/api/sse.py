@@ -18,6 +18,9 @@ DONE = "data: [DONE]\n\n"
 def native_frame(event: Event) -> str:
     """An event of the native stream, with its number as the id to resume from."""
     if event.kind == TOKEN:
+        if event.data.startswith("{"):
+            data = f'{event.data[:-1]},"n":{event.token_count}}}'
+            return f"id: {event.seq}\nevent: token\ndata: {data}\n\n"
         return (
             f"id: {event.seq}\nevent: token\n"
             f'data: {{"text": {event.data}, "n": {event.token_count}}}\n\n'

@@ -4,10 +4,14 @@ An entry of the log is `XADD log:<id> <seq>-0 k <kind> a <attempt> i <ids> d <da
 
 | kind | ids | data |
 | --- | --- | --- |
-| `t` token | token ids, with commas between | the text as a JSON string |
+| `t` token | token ids, with commas between | the text as a JSON string; see below |
 | `completed` | none | `{"finish_reason": …, "usage": {…}}` |
 | `cancelled` | none | `{"usage": {…}}` |
 | `failed` | none | `{"error": {"message", "type", "param", "code"}}` |
+
+Where the request asks for log probabilities, or for what depends on them, a token's data is
+`{"text": …, "logprobs": […]}` with an object in OpenAI's form for each id: what was told once is
+what every reader is told, and the next owner knows how sure the model was.
 
 The data is JSON already, so a pod passes it on without decoding it. A token event carries one token
 almost always; none when held-back text comes free at the end.
@@ -50,7 +54,28 @@ class Event(NamedTuple):
     @property
     def text(self) -> str:
         """The text of a token event."""
+        if self.data.startswith("{"):
+            return _detailed_decoder.decode(self.data).text
         return _text_decoder.decode(self.data)
+
+    @property
+    def text_data(self) -> str:
+        """The text of a token event, as JSON."""
+        if self.data.startswith("{"):
+            return token_data(self.text)
+        return self.data
+
+    @property
+    def logprobs_data(self) -> str:
+        """The log probabilities of a token event, as a JSON array; empty where none are kept."""
+        if self.data.startswith("{"):
+            return bytes(_detailed_decoder.decode(self.data).logprobs).decode()
+        return "[]"
+
+    @property
+    def logprobs(self) -> "list[TokenLogprob]":
+        """The log probabilities of a token event, one a token id, where they are kept."""
+        return _logprobs_decoder.decode(self.logprobs_data)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -58,16 +83,48 @@ class Event(NamedTuple):
         return _body_decoder.decode(self.data)
 
 
+class Alternative(msgspec.Struct, frozen=True):
+    """A token that might come at a place, in OpenAI's form."""
+
+    token: str
+    """Its text; `bytes:\\x..` where it is no whole characters."""
+    logprob: float
+    """Natural logarithm of its probability by the model, before temperature and all else."""
+    bytes: list[int]
+
+
+class TokenLogprob(Alternative, frozen=True):
+    """The token that came."""
+
+    top_logprobs: list[Alternative]
+    """The likeliest ones at this place, best first."""
+
+
+class _Detailed(msgspec.Struct):
+    """The data of a token event with log probabilities."""
+
+    text: str
+    logprobs: msgspec.Raw
+
+
 _UNICODE_BREAKS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
 _text_decoder = msgspec.json.Decoder(str)
+_detailed_decoder = msgspec.json.Decoder(_Detailed)
+_logprobs_decoder = msgspec.json.Decoder(list[TokenLogprob])
 _body_decoder = msgspec.json.Decoder(dict[str, Any])
 _pod_decoder = msgspec.msgpack.Decoder(list[list[Any]])
 _encode = msgspec.json.Encoder().encode
 
 
-def token_data(text: str) -> str:
-    """The data of a token event."""
-    return one_line(text)
+def token_data(text: str, logprobs: str | None = None) -> str:
+    """The data of a token event.
+
+    Args:
+        text: What became certain of the text.
+        logprobs: A JSON array, from `one_line`, where log probabilities are kept.
+    """
+    data = one_line(text)
+    return data if logprobs is None else f'{{"text":{data},"logprobs":{logprobs}}}'
 
 
 def one_line(value: Any) -> str:

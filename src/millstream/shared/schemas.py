@@ -17,6 +17,14 @@ class Message(msgspec.Struct, frozen=True):
     content: str
 
 
+class EarlyStop(msgspec.Struct, frozen=True):
+    """End when the model is no longer sure of what it says."""
+
+    min_prob: float
+    window: int
+    """Of how many last tokens the mean probability has to reach `min_prob`."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens and when to end."""
 
@@ -27,9 +35,27 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float = 1.0
     top_k: int = 0
     """0 means all."""
+    min_p: float = 0.0
+    """Tokens less likely than this part of the likeliest are out."""
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are not part of it."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that the answer has."""
+    frequency_penalty: float = 0.0
+    """The same, for each time that it has them."""
+    repetition_penalty: float = 1.0
+    """Divides positive, multiplies negative logits of tokens that prompt or answer have."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these token ids."""
+    logprobs: int | None = None
+    """How many alternatives to tell with each token's log probability; None: neither."""
+    early_stop: EarlyStop | None = None
+
+    @property
+    def records_logprobs(self) -> bool:
+        """Whether the log has to hold how likely each token was."""
+        return self.logprobs is not None or self.early_stop is not None
 
 
 class ResponseOptions(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,7 +78,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the caller asked for: a conversation or a plain prompt, never both."""
+    """What the caller asked for: a conversation, a plain prompt, or a prompt's token ids."""
 
     model: str
     messages: tuple[Message, ...] = ()
@@ -60,6 +86,9 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     response: ResponseOptions | None = None
     """None: it was not asked for by `/v1/responses`."""
+    prompt_ids: tuple[int, ...] = ()
+    echo: bool = False
+    """Whether the answer's text begins with the prompt."""
 
     @property
     def prompt_chars(self) -> int:

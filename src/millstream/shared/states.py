@@ -24,12 +24,14 @@ class TaskState(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a completed generation ended, in OpenAI's words."""
+    """Why a completed generation ended, in OpenAI's words where it has them."""
 
     STOP = "stop"
     """The model's end token, or one of the request's stop strings."""
     LENGTH = "length"
     """`max_tokens`, the server's limit, or the model's context was reached."""
+    LOW_CONFIDENCE = "low_confidence"
+    """The model was no longer as sure as `early_stop` asks."""
 
 
 class Priority(StrEnum):

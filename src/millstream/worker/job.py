@@ -10,7 +10,9 @@ from millstream.shared.schemas import TaskRequest
 from millstream.shared.scripts import AppendRow, Claim
 from millstream.shared.states import FinishReason, TaskState
 from millstream.worker.detokenizer import Detokenizer
-from millstream.worker.engines.base import GenerationRequest, Tokenizer
+from millstream.worker.early_stop import ConfidenceWindow
+from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLogprobs
+from millstream.worker.logprobs import LogprobWriter, rounded
 from millstream.worker.stop_strings import StopMatcher
 
 
@@ -45,18 +47,29 @@ class Job:
         """'' while it goes on, then the terminal state it will end in."""
         self._detail = ""
         self._events = [(event.ids, event.data) for event in claim.log]
+        self._log = claim.log
         self._token_ids = [token_id for event in claim.log for token_id in event.token_ids]
         self._budget = 0
         self._detokenizer: Detokenizer | None = None
         self._stop_matcher = StopMatcher(request.sampling.stop)
+        early_stop = request.sampling.early_stop
+        self._confidence = None if early_stop is None else ConfidenceWindow(early_stop)
+        self._logprobs: LogprobWriter | None = None
+        first = 1 if request.echo else 0
+        self._flushed = len(claim.log) > first and not claim.log[-1].ids
+        """Whether an earlier attempt got as far as to let go of held-back text."""
 
     def begin(
-        self, prompt_ids: Sequence[int], tokenizer: Tokenizer, limits: Limits
+        self,
+        prompt_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        limits: Limits,
+        logprobs: LogprobWriter | None = None,
     ) -> GenerationRequest | None:
         """Bring detokenizer and stop strings to where the log stands; what the engine has to do.
 
         None when nothing is left to generate: the last owner died between its last token and the
-        end of the task.
+        end of the task. `logprobs` writes down how likely tokens were, where that is asked for.
 
         Raises:
             InvalidRequest: the prompt is longer than the model's context.
@@ -75,11 +88,17 @@ class Job:
         if sampling.max_tokens is not None:
             self._budget = min(self._budget, sampling.max_tokens)
         self._detokenizer = Detokenizer(tokenizer)
-        for token_id in self._token_ids:
-            _, stopped = self._stop_matcher.push(self._detokenizer.push(token_id))
-            if stopped:
-                self._complete(FinishReason.STOP)
-                return None
+        if sampling.records_logprobs:
+            self._logprobs = logprobs or LogprobWriter(tokenizer)
+        if self.request.echo and not self._events:
+            prompt = self.request.prompt
+            text = tokenizer.decode(prompt_ids) if prompt is None else prompt
+            self._events.append(("", token_data(text)))
+        reason = self._replay()
+        self._log = []
+        if reason is not None:
+            self._finish_text(reason)
+            return None
         left = self._budget - len(self._token_ids)
         if left <= 0:
             self._finish_text(FinishReason.LENGTH)
@@ -94,21 +113,57 @@ class Job:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=sampling.logit_bias,
+            logprobs=(sampling.logprobs or 0) if sampling.records_logprobs else None,
         )
 
-    def advance(self, token_ids: Sequence[int], finish: str | None) -> None:
-        """Take what one step brought; past a stop string the rest is not part of the answer."""
+    def advance(
+        self,
+        token_ids: Sequence[int],
+        finish: str | None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> None:
+        """Take what one step brought; past what ends the text the rest is no part of the answer."""
         if self._detokenizer is None or self.outcome:
             return
-        for token_id in token_ids:
+        for at, token_id in enumerate(token_ids):
             self._token_ids.append(token_id)
-            text, stopped = self._stop_matcher.push(self._detokenizer.push(token_id))
-            self._events.append((str(token_id), token_data(text)))
-            if stopped:
-                self._complete(FinishReason.STOP)
+            if self._logprobs is None:
+                text, reason = self._push(token_id)
+                self._events.append((str(token_id), token_data(text)))
+            else:
+                text, reason = self._push(token_id, rounded(logprobs[at].logprob))
+                written = self._logprobs.write([token_id], [logprobs[at]])
+                self._events.append((str(token_id), token_data(text, written)))
+            if reason is not None:
+                self._finish_text(reason)
                 return
         if finish is not None:
             self._finish_text(FinishReason(finish))
+
+    def _push(self, token_id: int, logprob: float = 0.0) -> tuple[str, FinishReason | None]:
+        """Take a token: the text that becomes certain with it, and why the answer ends there."""
+        piece = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
+        text, stopped = self._stop_matcher.push(piece)
+        if stopped:
+            return text, FinishReason.STOP
+        if self._confidence is not None and self._confidence.push(logprob):
+            return text, FinishReason.LOW_CONFIDENCE
+        return text, None
+
+    def _replay(self) -> FinishReason | None:
+        """Take the tokens of earlier attempts; why the answer ends with them, if it does."""
+        for event in self._log:
+            logprobs = event.logprobs if self._confidence is not None else []
+            for at, token_id in enumerate(event.token_ids):
+                _, reason = self._push(token_id, logprobs[at].logprob if logprobs else 0.0)
+                if reason is not None:
+                    return reason
+        return None
 
     def fail(self, error: InvalidRequest) -> None:
         """End the task as failed by the caller's own doing."""
@@ -159,7 +214,7 @@ class Job:
         if not stopped:
             text += self._stop_matcher.flush()
             stopped = self._stop_matcher.stopped
-        if text:
+        if text and not self._flushed:
             self._events.append(("", token_data(text)))
         self._complete(FinishReason.STOP if stopped else reason)
 

@@ -12,6 +12,7 @@ from millstream.shared.schemas import TaskRequest, decode_request, shard_of
 from millstream.shared.scripts import Claim
 from millstream.worker.engines.base import Engine, StepOutput
 from millstream.worker.job import Job, Limits
+from millstream.worker.logprobs import LogprobWriter
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Runner:
         self._on_unwritten = on_unwritten
         self._on_engine_error = on_engine_error
         self._on_room = on_room
+        self._logprobs: LogprobWriter | None = None
         self._jobs: dict[str, Job] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         # One thread: Python's share of tokenizing is small, and prompts are served in order.
@@ -90,7 +92,9 @@ class Runner:
             prompt_ids = await loop.run_in_executor(self._tokenizing, self._tokenize, job.request)
             if job.request_id not in self._jobs:
                 return  # dropped meanwhile
-            generation = job.begin(prompt_ids, self._engine.tokenizer, self._limits)
+            if self._logprobs is None:
+                self._logprobs = LogprobWriter(self._engine.tokenizer)
+            generation = job.begin(prompt_ids, self._engine.tokenizer, self._limits, self._logprobs)
             if generation is not None:
                 self._engine.submit(generation)
         except InvalidRequest as error:
@@ -102,6 +106,8 @@ class Runner:
 
     def _tokenize(self, request: TaskRequest) -> list[int]:
         tokenizer = self._engine.tokenizer
+        if request.prompt_ids:
+            return list(request.prompt_ids)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt)
         return tokenizer.encode_chat(request.messages)
@@ -116,9 +122,9 @@ class Runner:
                 self._on_engine_error(job, output.error or "unknown error")
                 continue
             self.tokens += len(output.token_ids)
-            job.advance(output.token_ids, output.finish)
+            job.advance(output.token_ids, output.finish, output.logprobs)
             if job.outcome and output.finish is None:
-                self._engine.cancel(job.request_id)  # a stop string ended it
+                self._engine.cancel(job.request_id)  # a stop string or doubt ended it
             self._on_unwritten(job)
 
     def drop(self, job: Job) -> None:

@@ -6,7 +6,7 @@ event loop in one call, since a wake-up per token costs more than the token's ow
 (docs/adr/0003-engines-deliver-steps.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +37,32 @@ class GenerationRequest:
     top_p: float = 1.0
     top_k: int = 0
     """0 means all."""
+    min_p: float = 0.0
+    """Tokens less likely than this part of the likeliest are out; after temperature, before
+    top_k and top_p."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in `token_ids` or the answer, multiplies negative ones."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens that came after the prompt, over all attempts."""
+    frequency_penalty: float = 0.0
+    """The same, for each time that they came."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Added to logits, before the penalties."""
+    logprobs: int | None = None
+    """How many alternatives to tell with each token's log probability; None: neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held a token, and what it held likeliest at its place.
+
+    Natural logarithms of the softmax of the model's own logits: before bias, penalties,
+    temperature and all else.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob), best first; as many as were asked for, or as there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +75,8 @@ class StepOutput:
     finish: str | None = None
     """None: goes on. "stop": end token. "length": budget used up. "error": see `error`."""
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One a token id, for a request that asked for them."""
 
 
 OnStep = Callable[[list[StepOutput]], None]
@@ -96,6 +124,10 @@ class Tokenizer(Protocol):
         """Decode ids, leaving out special tokens; bytes that are not UTF-8 become U+FFFD."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which need not be whole characters; a special one its name."""
+        ...
+
 
 class Engine(Protocol):
     """One loaded model that generates for many requests at once.
@@ -120,7 +152,8 @@ class Engine(Protocol):
         """Take a request into the batch; its outputs arrive through `on_step`.
 
         Raises:
-            InvalidRequest: it can never run here (too long for the cache, id out of vocabulary).
+            InvalidRequest: it can never run here (too long for the cache, id out of vocabulary,
+                a parameter that this engine cannot honour).
         """
         ...
 

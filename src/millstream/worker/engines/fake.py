@@ -54,6 +54,7 @@ class _Generation:
 
     __slots__ = (
         "_interval",
+        "_logprobs",
         "_remaining",
         "_request_id",
         "cancelled",
@@ -73,6 +74,7 @@ class _Generation:
         self._interval = 1 / rate if rate else 0.0
         self._remaining = min(request.max_new_tokens, CONTEXT_LENGTH - len(request.token_ids))
         self._request_id = request.request_id
+        self._logprobs = request.logprobs
 
     def __lt__(self, other: "_Generation") -> bool:
         return self.due < other.due
@@ -102,10 +104,15 @@ class _Generation:
         if self.position >= self.script.tokens:
             return StepOutput(self._request_id, finish="stop")
         token_id = self.script.token_at(self.position)
+        logprobs = (
+            ()
+            if self._logprobs is None
+            else (self.script.logprobs_at(self.position, self._logprobs),)
+        )
         self.position += 1
         self._remaining -= 1
         finish = None if self._remaining else "length"
-        return StepOutput(self._request_id, (token_id,), finish)
+        return StepOutput(self._request_id, (token_id,), finish, logprobs=logprobs)
 
 
 _Step = list[tuple[_Generation, StepOutput]]
@@ -164,6 +171,8 @@ class FakeEngine:
         if request.max_new_tokens < 1:
             raise InvalidRequest("At least one token must be asked for.", param="max_tokens")
         _check_ids(request.token_ids, request.prompt_length)
+        if not all(map(is_token_id, request.logit_bias)):
+            raise InvalidRequest("logit_bias has an id that is no token.", param="logit_bias")
         script = read_script(request.token_ids[: request.prompt_length], request.seed)
         generation = _Generation(request, script, self._settings.fake_tokens_per_s)
         self._live[request.request_id] = generation

@@ -1,5 +1,6 @@
 """The fake engine's tokenizer and what it says: pure functions of the prompt and the seed."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from msgspec import Meta
 
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import Message
+from millstream.worker.engines.base import TokenLogprobs
 
 DIRECTIVE = "@fake "
 DEFAULT_TOKENS = 64
@@ -60,6 +62,11 @@ class FakeTokenizer:
         """Join the bytes of all pieces of text."""
         return b"".join(_text_bytes(token_id) for token_id in token_ids).decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of a piece of text; the name of a mark."""
+        raw = _raw(token_id)
+        return raw[1:] if raw[:1] == _TEXT else b"<|" + raw[1:] + b"|>"
+
 
 def text_id(text: bytes) -> int:
     """The id of a piece of text, which need not be whole characters."""
@@ -88,6 +95,7 @@ def _text_bytes(token_id: int) -> bytes:
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]
 Position = Annotated[int, Meta(ge=1, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+Probability = Annotated[float, Meta(gt=0, le=1)]
 Rate = Annotated[float, Meta(ge=0, le=1_000_000)]
 
 
@@ -116,6 +124,8 @@ class Directive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In place of which token the request ends with an error."""
     echo: bool = False
     """Whether the prompt without this line comes back."""
+    probs: list[Probability] | None = None
+    """How likely the tokens are, again from the start when there are more tokens."""
 
 
 _decode_directive = msgspec.json.Decoder(Directive).decode
@@ -130,6 +140,23 @@ class Script:
     """How many tokens there are, over all attempts."""
     token_at: Callable[[int], int]
     """The id of the token at a position, counted from 0."""
+    key: bytes
+    """What all that is made up depends on: prompt and seed."""
+
+    def logprobs_at(self, position: int, count: int) -> TokenLogprobs:
+        """How likely the token at a position is, and `count` at its place, itself the first."""
+        probs = self.directive.probs
+        number = _number(self.key, position)
+        made_up = -(number % 3_000_000) / 1_000_000  # probabilities from 1 down to 0.05
+        logprob = math.log(probs[position % len(probs)]) if probs else made_up
+        top = [(self.token_at(position), logprob)]
+        at = number
+        while len(top) < count:
+            at += 1
+            token_id = _NEXT_WORDS[at % len(_WORDS)]
+            if token_id != top[0][0]:
+                top.append((token_id, top[-1][1] - 0.25))
+        return TokenLogprobs(logprob, tuple(top[:count]))
 
 
 def read_script(prompt_ids: Sequence[int], seed: int | None) -> Script:
@@ -140,26 +167,29 @@ def read_script(prompt_ids: Sequence[int], seed: int | None) -> Script:
     """
     directive, rest = _find_directive(_last_user_text(prompt_ids))
     pieces = _pieces(directive, rest)
+    key = _key(prompt_ids, seed or 0)
     if pieces is None:
         tokens = DEFAULT_TOKENS if directive.tokens is None else directive.tokens
-        return Script(directive, tokens, _words(prompt_ids, seed or 0))
+        return Script(directive, tokens, lambda position: _word(key, position), key)
     tokens = len(pieces) if directive.tokens is None or not pieces else directive.tokens
-    return Script(directive, tokens, lambda position: pieces[position % len(pieces)])
+    return Script(directive, tokens, lambda position: pieces[position % len(pieces)], key)
 
 
-def _words(prompt_ids: Sequence[int], seed: int) -> Callable[[int], int]:
-    """Words chosen by a hash of prompt, seed and position."""
+def _key(prompt_ids: Sequence[int], seed: int) -> bytes:
     digest = blake2b(str(seed).encode(), digest_size=64)
     for token_id in prompt_ids:
         raw = _raw(token_id)
         digest.update(len(raw).to_bytes(8) + raw)
-    key = digest.digest()
+    return digest.digest()
 
-    def token_at(position: int) -> int:
-        number = int.from_bytes(blake2b(position.to_bytes(8), key=key, digest_size=8).digest())
-        return (_NEXT_WORDS if position else _FIRST_WORDS)[number % len(_WORDS)]
 
-    return token_at
+def _number(key: bytes, position: int) -> int:
+    """64 bits by a hash of prompt, seed and position."""
+    return int.from_bytes(blake2b(position.to_bytes(8), key=key, digest_size=8).digest())
+
+
+def _word(key: bytes, position: int) -> int:
+    return (_NEXT_WORDS if position else _FIRST_WORDS)[_number(key, position) % len(_WORDS)]
 
 
 _FIRST_WORDS = [text_id(word.encode()) for word in _WORDS]

@@ -35,7 +35,7 @@ from transformers.utils.import_utils import (
 )
 
 from millstream.worker.engines import transformers_attention
-from millstream.worker.engines.base import GenerationRequest
+from millstream.worker.engines.base import GenerationRequest, TokenLogprobs
 from millstream.worker.engines.transformers_memory import CachePlan
 from millstream.worker.engines.transformers_sampling import (
     Draw,
@@ -43,6 +43,7 @@ from millstream.worker.engines.transformers_sampling import (
     is_greedy,
     stream_key,
 )
+from millstream.worker.engines.transformers_shaping import Shaping
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Generation:
         max_new_tokens: The budget, cut to what the cache holds.
     """
 
-    __slots__ = ("cancelled", "delivered", "key", "max_new_tokens", "request", "seed")
+    __slots__ = ("cancelled", "delivered", "key", "max_new_tokens", "request", "seed", "shaping")
 
     def __init__(self, request: GenerationRequest, *, key: str, max_new_tokens: int) -> None:
         self.request = request
@@ -89,6 +90,15 @@ class Generation:
         """Set by the event loop, read by the generation thread."""
         self.delivered = 0
         """Tokens handed over; the generation thread's."""
+        self.shaping = Shaping(request) if Shaping.asked_by(request) else None
+        """The generation thread's, too."""
+
+    def take_logprobs(self, count: int) -> list[TokenLogprobs]:
+        """Those of the `count` tokens that were handed over last, if the request asked for them."""
+        if self.shaping is None or self.request.logprobs is None:
+            return []
+        end = len(self.request.token_ids) - self.request.prompt_length + self.delivered
+        return [self.shaping.kept.pop(position) for position in range(end - count, end)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,7 @@ class StepTokens:
     token_ids: list[int]
     finished: bool
     error: str | None
+    logprobs: list[TokenLogprobs]
 
 
 @dataclass(repr=False, eq=False)
@@ -122,6 +133,7 @@ class _State(RequestState):
             self.generated_tokens[-fresh:] if fresh > 0 else [],
             self.status == RequestStatus.FINISHED,
             self.error,
+            generation.take_logprobs(max(fresh, 0)),
         )
 
     def create_equivalent_initial_request(self) -> "_State":
@@ -143,6 +155,14 @@ class _State(RequestState):
         position = self.position_offset - request.prompt_length
         key = stream_key(self.generation.seed, position)
         return Draw(request.temperature, request.top_k, request.top_p, key)
+
+    def shaping(self) -> tuple[int, Shaping] | None:
+        """The position of that token, and how it is shaped, if it is."""
+        shaping = self.generation.shaping
+        if shaping is None:
+            return None
+        shaping.take(self.initial_tokens, self.generated_tokens)
+        return self.position_offset - self.generation.request.prompt_length, shaping
 
 
 class _Router(OutputRouter):
@@ -238,6 +258,11 @@ class BatchingManager(ContinuousBatchingManager):
         if self._generation_thread is not None and not self._generation_thread.is_alive():
             return "the generation thread ended"
         return None
+
+    @property
+    def can_shape(self) -> bool:
+        """Whether requests may ask for bias, penalties, min_p and log probabilities."""
+        return self.logit_processor.can_shape
 
     @property
     def longest_request(self) -> int:

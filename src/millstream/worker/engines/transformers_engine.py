@@ -97,10 +97,15 @@ class TransformersEngine:
             InvalidRequest: it can never run here.
         """
         from millstream.worker.engines.transformers_batching import Generation
+        from millstream.worker.engines.transformers_shaping import Shaping
 
         if self._manager is None or self._loop is None:
             raise RuntimeError("The engine has not been started.")
         room = self._check(request)
+        if not self._manager.can_shape and (asked := Shaping.asked_by(request)):
+            raise InvalidRequest(
+                f"{asked} cannot be had of this worker: its model runs in CUDA graphs.", param=asked
+            )
         generation = Generation(
             request,
             key=str(next(self._keys)),
@@ -233,6 +238,13 @@ class TransformersEngine:
             raise InvalidRequest(
                 f"Token ids must be from 0 to {self._vocabulary_size - 1}.", param="prompt"
             )
+        if (
+            request.logit_bias
+            and not 0 <= min(request.logit_bias) <= max(request.logit_bias) < self._vocabulary_size
+        ):
+            raise InvalidRequest(
+                f"Token ids must be from 0 to {self._vocabulary_size - 1}.", param="logit_bias"
+            )
         return self._context_length - length
 
     def _on_tokens(self, outputs: "list[StepTokens]") -> None:
@@ -243,12 +255,12 @@ class TransformersEngine:
         request_id = output.generation.request.request_id
         if output.error is not None:
             return StepOutput(request_id, finish="error", error=output.error)
-        token_ids = output.token_ids
+        token_ids, logprobs = tuple(output.token_ids), tuple(output.logprobs)
         if not output.finished:
-            return StepOutput(request_id, tuple(token_ids))
+            return StepOutput(request_id, token_ids, logprobs=logprobs)
         if token_ids and token_ids[-1] in self._eos:
-            return StepOutput(request_id, tuple(token_ids[:-1]), "stop")
-        return StepOutput(request_id, tuple(token_ids), "length")
+            return StepOutput(request_id, token_ids[:-1], "stop", logprobs=logprobs[:-1])
+        return StepOutput(request_id, token_ids, "length", logprobs=logprobs)
 
     def _deliver(self, outputs: "list[tuple[Generation, StepOutput]]") -> None:
         """Hand a step to the worker, without the requests cancelled meanwhile; on the loop."""

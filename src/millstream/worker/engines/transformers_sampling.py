@@ -20,6 +20,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
 
+from millstream.worker.engines.transformers_shaping import Observation, ShapedRow, Shaping, shape
+
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -134,6 +136,16 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
         self._on_device = on_device
         self._replayed = replayed
         self._draws: list[Draw | None] = []
+        self._shaped: list[ShapedRow] = []
+
+    @property
+    def can_shape(self) -> bool:
+        """Whether a request may ask for more than a draw.
+
+        A recorded call runs without Python, and the next batch may be prepared before the token
+        that its penalties count is known.
+        """
+        return not self._replayed
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         """Temperature 0 everywhere."""
@@ -143,8 +155,13 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
         self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
     ) -> torch.Tensor:
         """Note how to draw for the requests that get a token, in the order of their rows."""
-        draws = [_draw_of(r.state) for r in requests_in_batch if r.has_new_token]
-        self._draws = draws
+        states = [r.state for r in requests_in_batch if r.has_new_token]
+        self._draws = draws = [_draw_of(state) for state in states]
+        self._shaped = [
+            ShapedRow(row, *shaped)
+            for row, state in enumerate(states)
+            if (shaped := _shaping_of(state)) is not None
+        ]
         if self._on_device and (self._replayed or any(draws)):
             rows = [draw or Draw(0.0, 0, 1.0, 0) for draw in draws]
             packed = torch.tensor(
@@ -164,22 +181,39 @@ class PositionKeyedSampling(ContinuousBatchingLogitsProcessorList):
         self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor
     ) -> torch.Tensor:
         """Raise the drawn token of each sampled row to infinity; [rows, vocabulary]."""
-        if not self._replayed and not any(self._draws):
+        drawn = self._replayed or any(self._draws)
+        if not drawn and not self._shaped:
             return scores
+        device = scores.device
         if not self._on_device:
-            host = scores.cpu()  # itself, on a CPU
-            mark_choices(host, self._draws)
-            return host.to(scores.device)
-        high, low, top_k = logits_processor_args[:3, : scores.shape[0]]
-        temperature, top_p = logits_processor_args[3:, : scores.shape[0]].view(torch.float32)
-        key = (high.long() << 32) | (low.long() & 0xFFFFFFFF)
-        return scores.scatter(1, choose(scores, temperature, top_k, top_p, key), torch.inf)
+            scores = scores.cpu()  # itself, on a CPU
+        observation = None
+        if self._shaped:
+            observation = Observation(scores, self._shaped)
+            shape(scores, self._shaped)
+        if drawn and self._on_device:
+            high, low, top_k = logits_processor_args[:3, : scores.shape[0]]
+            temperature, top_p = logits_processor_args[3:, : scores.shape[0]].view(torch.float32)
+            key = (high.long() << 32) | (low.long() & 0xFFFFFFFF)
+            choice = choose(scores, temperature, top_k, top_p, key)
+            scores = scores.scatter(1, choice, torch.inf)
+        elif drawn:
+            mark_choices(scores, self._draws)
+        if observation is not None:
+            observation.keep(scores)
+        return scores.to(device)
 
 
 def _draw_of(state: RequestState) -> Draw | None:
     """How a request draws; the library's own requests, with which it warms up, are greedy."""
     draw = getattr(state, "draw", None)
     return draw() if draw is not None else None
+
+
+def _shaping_of(state: RequestState) -> tuple[int, Shaping] | None:
+    """Position of the next token and how it is shaped, for a request that asks for it."""
+    shaping = getattr(state, "shaping", None)
+    return shaping() if shaping is not None else None
 
 
 def _mix(value: int) -> int:

@@ -12,6 +12,21 @@ from jinja2 import TemplateError
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import Message
 
+# The name of a byte in vocabularies with byte fallback (SentencePiece).
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's way to write bytes as characters that can be seen (`bytes_to_unicode`), undone."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {
+        chr(256 + at): byte for at, byte in enumerate(hidden)
+    }
+
+
+_BYTES = _byte_of_character()
+
 
 class TransformersTokenizer:
     """A Hugging Face tokenizer behind the `Tokenizer` protocol.
@@ -88,6 +103,30 @@ class TransformersTokenizer:
         return self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token stands for, which need not be whole characters; a special one its name."""
+        name: Any = self._tokenizer.convert_ids_to_tokens(token_id)
+        if name is None:
+            return b""  # the model has more ids than its tokenizer
+        if self._backend is None or token_id in self._added:
+            return str(name).encode()
+        if self._byte_level:
+            return bytes(_BYTES[character] for character in name)
+        if match := _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(match.group(1), 16)])
+        return name.replace("\u2581", " ").encode()
+
+    @functools.cached_property
+    def _added(self) -> frozenset[int]:
+        """Tokens that are written as they are called."""
+        return frozenset(self._tokenizer.added_tokens_decoder)
+
+    @functools.cached_property
+    def _byte_level(self) -> bool:
+        """Whether names of tokens have a character for each byte (GPT-2's way)."""
+        decoder: Any = getattr(self._backend, "decoder", None)
+        return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
 
     @functools.cached_property
     def _literal(self) -> Any:

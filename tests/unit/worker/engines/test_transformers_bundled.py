@@ -1,9 +1,6 @@
 """The bundled model gives true answers, the same however it is batched or interrupted."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -12,9 +9,7 @@ import pytest_asyncio
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from millstream.shared.schemas import Message
-from millstream.worker.engines.base import EngineSettings, GenerationRequest, StepOutput
-from millstream.worker.engines.transformers_engine import TransformersEngine
+from tests.support.bundled import Bundled
 
 # One engine for all, on the module's event loop. A first start converts the weights.
 pytestmark = [
@@ -30,54 +25,6 @@ QUESTIONS = (
     "Tell me a joke.",
 )
 SAMPLED = {"temperature": 0.8, "top_k": 50, "seed": 11}
-
-
-class Bundled:
-    """The bundled model, and what it said."""
-
-    def __init__(self) -> None:
-        self.engine = TransformersEngine(EngineSettings(model="bundled", source="bundled"))
-        self.said: dict[str, list[int]] = {}
-        self.ended: dict[str, StepOutput] = {}
-
-    def on_step(self, outputs: list[StepOutput]) -> None:
-        for output in outputs:
-            assert output.request_id not in self.ended
-            self.said.setdefault(output.request_id, []).extend(output.token_ids)
-            if output.finish is not None:
-                self.ended[output.request_id] = output
-
-    def prompt(self, question: str) -> list[int]:
-        return self.engine.tokenizer.encode_chat([Message("user", question)])
-
-    def submit(
-        self, name: str, prompt: Sequence[int], done: Sequence[int] = (), **changes: Any
-    ) -> None:
-        self.said.pop(name, None)
-        self.ended.pop(name, None)
-        self.engine.submit(
-            GenerationRequest(
-                request_id=name,
-                token_ids=[*prompt, *done],
-                prompt_length=len(prompt),
-                **{
-                    "max_new_tokens": 30 - len(done),
-                    "seed": None,
-                    "fallback_seed": 1,
-                    "temperature": 0.0,
-                    **changes,
-                },
-            )
-        )
-
-    async def until(self, condition, *, within_s: float = 150.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, self.engine.health()
-            await asyncio.sleep(0.02)
-
-    async def ends(self, *names: str) -> None:
-        await self.until(lambda: all(name in self.ended for name in names))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -1,0 +1,55 @@
+"""Writes down how likely tokens were, in OpenAI's form, as the log keeps it."""
+
+from collections.abc import Sequence
+
+from millstream.shared.events import one_line
+from millstream.worker.engines.base import Tokenizer, TokenLogprobs
+
+# OpenAI's and vLLM's word for minus infinity, which JSON has not.
+LEAST = -9999.0
+# What float32 logits of different batches agree in, and more than anyone reads.
+DIGITS = 6
+MOST_NAMES = 32_768  # bounds the memory for names; a few hundred bytes each
+
+
+def rounded(logprob: float) -> float:
+    """A log probability as it is kept."""
+    return max(round(logprob, DIGITS), LEAST) + 0.0  # no -0.0
+
+
+class LogprobWriter:
+    """One for all tasks of a worker: it remembers the names of tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._names: dict[int, str] = {}
+
+    def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str:
+        """A JSON array with an object a token."""
+        return f"[{','.join(map(self._write_token, token_ids, logprobs))}]"
+
+    def _write_token(self, token_id: int, logprobs: TokenLogprobs) -> str:
+        top = ",".join(f"{self._alternative(*pair)}}}" for pair in logprobs.top)
+        return f'{self._alternative(token_id, logprobs.logprob)},"top_logprobs":[{top}]}}'
+
+    def _alternative(self, token_id: int, logprob: float) -> str:
+        """The object without its end."""
+        name = self._names.get(token_id)
+        if name is None:
+            if len(self._names) >= MOST_NAMES:
+                self._names.clear()
+            name = self._names[token_id] = _name(self._tokenizer.token_bytes(token_id))
+        return f"{name}{rounded(logprob)!r}"
+
+
+def _name(raw: bytes) -> str:
+    """The object of a token up to its log probability.
+
+    A piece of a character is written as OpenAI does, in escapes: U+FFFD would make all of them
+    look alike.
+    """
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError:
+        text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+    return f'{{"token":{one_line(text)},"bytes":{one_line(list(raw))},"logprob":'
