@@ -229,10 +229,12 @@ class Admission:
 
     def _check(self, requests: Sequence[TaskRequest]) -> None:
         settings = self._settings
-        prompts = {(request.messages, request.prompt) for request in requests}
+        prompts = {
+            (request.messages, request.prompt or "", request.prompt_ids) for request in requests
+        }
         size = sum(
-            len(prompt or "") + sum(len(message.content) for message in messages)
-            for messages, prompt in prompts
+            len(text) + len(ids) + sum(len(message.content) for message in messages)
+            for messages, text, ids in prompts
         )
         first = requests[0]
         if size > settings.max_prompt_chars:

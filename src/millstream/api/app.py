@@ -15,6 +15,7 @@ from millstream.api.pod import open_pod
 from millstream.api.rate_headers import RATE_HEADERS
 from millstream.api.routes import (
     chat,
+    completions,
     fleet,
     health,
     models,
@@ -59,6 +60,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     install_error_handlers(app)
     for module in (
         chat,
+        completions,
         responses,
         models,
         tasks,

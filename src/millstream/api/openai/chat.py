@@ -6,9 +6,9 @@ from typing import Any
 from millstream.api import sse
 from millstream.api.choices import Told
 from millstream.api.errors import unfinished
-from millstream.api.openai.usage import sum_usage
-from millstream.shared.events import TOKEN, Event
-from millstream.shared.schemas import to_json
+from millstream.api.openai.endings import finish_reason_of, sum_usage
+from millstream.shared.events import TOKEN, Alternative, Event
+from millstream.shared.schemas import SamplingParams, to_json
 from millstream.shared.states import TaskState
 
 
@@ -18,7 +18,7 @@ def completion_id(task_id: str) -> str:
 
 
 def chat_completion(
-    task_id: str, *, model: str, created: int, choices: Sequence[Told]
+    task_id: str, *, model: str, created: int, choices: Sequence[Told], logprobs: bool
 ) -> dict[str, Any]:
     """The whole answer."""
     bodies = [choice.end.body for choice in choices]
@@ -31,13 +31,26 @@ def chat_completion(
             {
                 "index": index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": body["finish_reason"],
+                "logprobs": _logprobs(choice) if logprobs else None,
+                "finish_reason": finish_reason_of(body["finish_reason"]),
             }
             for index, (choice, body) in enumerate(zip(choices, bodies, strict=True))
         ],
         "usage": sum_usage([body["usage"] for body in bodies]),
     }
+
+
+def _logprobs(choice: Told) -> dict[str, Any]:
+    content = [
+        {**_fields(token), "top_logprobs": [_fields(other) for other in token.top_logprobs]}
+        for event in choice.tokens
+        for token in event.logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _fields(token: Alternative) -> dict[str, Any]:
+    return {"token": token.token, "logprob": token.logprob, "bytes": token.bytes}
 
 
 class ChatChunks:
@@ -77,13 +90,21 @@ class ChatChunks:
 
 
 class ChatChoice:
-    """The frames of one choice: constant text around each escaped delta."""
+    """The frames of one choice: constant text around each escaped delta.
+
+    Args:
+        chunks: What all choices share.
+        index: Which of them it is.
+        sampling: What its task was asked; it may record log probabilities for itself alone.
+    """
 
     ping = sse.OPENAI_PING
     resumable = False
 
-    def __init__(self, chunks: ChatChunks, index: int) -> None:
+    def __init__(self, chunks: ChatChunks, index: int, sampling: SamplingParams) -> None:
         self._chunks = chunks
+        self._detailed = sampling.records_logprobs
+        self._tells_logprobs = sampling.logprobs is not None
         self._choice = f'{chunks.head}[{{"index":{index},"delta":{{'
         self._delta = f'{self._choice}"content":'
         self._delta_tail = f'}},"logprobs":null,"finish_reason":null}}]{chunks.tail}'
@@ -93,19 +114,30 @@ class ChatChoice:
         return f'{self._choice}"role":"assistant","content":""{self._delta_tail}'
 
     def frames(self, events: Sequence[Event]) -> str:
-        """The frames of token events; one without text has none."""
+        """The frames of token events; one without text and log probabilities has none."""
+        if self._detailed:
+            return "".join(map(self._detailed_frame, events))
         return "".join(
             f"{self._delta}{event.data}{self._delta_tail}"
             for event in events
             if event.kind == TOKEN and event.data != '""'
         )
 
+    def _detailed_frame(self, event: Event) -> str:
+        if not self._tells_logprobs or not event.token_count:
+            text = event.text_data
+            return "" if text == '""' else f"{self._delta}{text}{self._delta_tail}"
+        tail = f'"finish_reason":null}}]{self._chunks.tail}'
+        logprobs = f'{{"content":{event.logprobs_data},"refusal":null}}'
+        return f'{self._delta}{event.text_data}}},"logprobs":{logprobs},{tail}'
+
     def ending(self, event: Event) -> str:
         """The frames after the last token: nothing is called finished that is not."""
         if event.kind != TaskState.COMPLETED:
             return sse.data_frame(unfinished(event))
         body = event.body
-        end = f'}},"logprobs":null,"finish_reason":"{body["finish_reason"]}"}}]{self._chunks.tail}'
+        reason = finish_reason_of(body["finish_reason"])
+        end = f'}},"logprobs":null,"finish_reason":"{reason}"}}]{self._chunks.tail}'
         return f"{self._choice}{end}{self._chunks.closing(body['usage'])}"
 
     def trouble(self, error: dict[str, Any]) -> str:

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from millstream.api.openai.schemas import ChatCompletionRequest, ChatMessage, Sampling
-from millstream.shared.schemas import Message, SamplingParams
+from millstream.api.openai.completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from millstream.api.openai.schemas import (
+    ChatCompletionRequest,
+    ChatMessage,
+    EarlyStopping,
+    Sampling,
+)
+from millstream.shared.schemas import EarlyStop, Message, SamplingParams, TaskRequest
 
 
 def role_of(role: str) -> str:
@@ -19,16 +25,38 @@ def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     return tuple(Message(role_of(message.role), message.text) for message in messages)
 
 
-def sampling_of(body: Sampling, max_tokens: int | None) -> SamplingParams:
-    """The sampling settings, with OpenAI's defaults where the caller gave none."""
+def sampling_of(
+    body: Sampling,
+    max_tokens: int | None,
+    *,
+    logprobs: int | None = None,
+    early_stop: EarlyStopping | None = None,
+) -> SamplingParams:
+    """The sampling settings, with OpenAI's defaults where the caller gave none.
+
+    Args:
+        body: What the caller sent.
+        max_tokens: The bound on the answer, which each form has under a name of its own.
+        logprobs: How many alternatives to tell with each token's log probability.
+        early_stop: When to end for want of confidence.
+    """
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else float(body.temperature),
         top_p=1.0 if body.top_p is None else float(body.top_p),
         top_k=max(body.top_k or 0, 0),
+        min_p=float(body.min_p or 0),
         seed=body.seed,
         stop=stop,
+        presence_penalty=float(body.presence_penalty or 0),
+        frequency_penalty=float(body.frequency_penalty or 0),
+        repetition_penalty=float(body.repetition_penalty or 1),
+        logit_bias={int(token): float(bias) for token, bias in (body.logit_bias or {}).items()},
+        logprobs=logprobs,
+        early_stop=None
+        if early_stop is None
+        else EarlyStop(float(early_stop.min_prob), early_stop.window),
     )
 
 
@@ -48,6 +76,38 @@ def choices_of(sampling: SamplingParams, n: int) -> list[SamplingParams]:
     return choices
 
 
-def chat_max_tokens(body: ChatCompletionRequest) -> int | None:
-    """The bound on the answer; the newer name wins."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+def chat_tasks(body: ChatCompletionRequest) -> list[TaskRequest]:
+    """A task for each choice of a chat."""
+    newer, older = body.max_completion_tokens, body.max_tokens  # the newer name wins
+    sampling = sampling_of(
+        body,
+        older if newer is None else newer,
+        logprobs=body.alternatives,
+        early_stop=body.early_stop,
+    )
+    messages = messages_of(body.messages)
+    return [
+        TaskRequest(body.model or "", messages, sampling=choice)
+        for choice in choices_of(sampling, body.n or 1)
+    ]
+
+
+def completion_tasks(body: CompletionRequest) -> list[TaskRequest]:
+    """A task for each choice of each prompt, in the order of their indexes."""
+    sampling = sampling_of(
+        body,
+        DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        early_stop=body.early_stop,
+    )
+    return [
+        TaskRequest(
+            body.model or "",
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=() if isinstance(prompt, str) else tuple(prompt),
+            echo=bool(body.echo),
+            sampling=choice,
+        )
+        for prompt in body.prompts
+        for choice in choices_of(sampling, body.n or 1)
+    ]

@@ -6,7 +6,14 @@ ignored in silence but what has no effect on the answer.
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from millstream.shared.errors import InvalidRequest
 
@@ -17,6 +24,11 @@ MAX_MESSAGES = 10_000
 MAX_STOPS = 16
 MAX_PARTS = 1_000
 MAX_CHOICES = 16
+MAX_BIASES = 1_024
+MAX_TOP_LOGPROBS = 20
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# An id beyond the model's vocabulary is the worker's to refuse; 18 digits fit into 64 bits.
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
 
 class Body(BaseModel):
@@ -31,8 +43,15 @@ class Sampling(Body):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, le=1_000_000, description="0 or -1: all")
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: Seed | None = None
     stop: StopString | list[StopString] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=MAX_BIASES
+    )
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -40,6 +59,33 @@ class Sampling(Body):
         if isinstance(value, list) and len(cast("list[Any]", value)) > MAX_STOPS:
             raise ValueError(f"at most {MAX_STOPS} stop strings")
         return cast("Any", value)
+
+
+class EarlyStopping(Body):
+    """When to end for want of confidence."""
+
+    min_prob: float = Field(gt=0, le=1)
+    window: int = Field(ge=1, le=1_000)
+
+
+class ObservedSampling(Sampling):
+    """Sampling that tells, or goes by, how likely the tokens were."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    early_stop: EarlyStopping | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs: true")
+        return value
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to tell with each token's log probability; None: neither."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TextPart(Body):
@@ -87,7 +133,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ChatCompletionRequest(Sampling):
+class ChatCompletionRequest(ObservedSampling):
     """`POST /v1/chat/completions`."""
 
     model: ModelName | None = None
@@ -97,10 +143,6 @@ class ChatCompletionRequest(Sampling):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logprobs: bool | None = None
-    logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
     # No effect on the answer:
     user: str | None = None
@@ -109,20 +151,6 @@ class ChatCompletionRequest(Sampling):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    @field_validator("presence_penalty", "frequency_penalty")
-    @classmethod
-    def _no_penalty(cls, value: float | None) -> float | None:
-        if value:
-            raise ValueError("not supported yet; leave it out or set it to 0")
-        return value
-
-    @field_validator("logprobs", "logit_bias")
-    @classmethod
-    def _not_yet(cls, value: object) -> object:
-        if value:
-            raise ValueError("not supported yet; leave it out")
-        return value
 
     @field_validator("response_format")
     @classmethod
@@ -146,7 +174,7 @@ class FreeForm(Sampling):
             raise InvalidRequest("Give either messages or prompt.", param=given)
 
 
-class TaskBody(FreeForm):
+class TaskBody(FreeForm, ObservedSampling):
     """`POST /tasks`: the native form."""
 
     max_tokens: int | None = Field(default=None, ge=1)

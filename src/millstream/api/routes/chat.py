@@ -17,7 +17,6 @@ from millstream.api.pod import CurrentPod
 from millstream.api.routes.openapi import json_body
 from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import InvalidRequest
-from millstream.shared.schemas import TaskRequest
 
 router = APIRouter(tags=["openai"])
 
@@ -38,16 +37,12 @@ async def create_chat_completion(
     body, raw = await read_body(request, ChatCompletionRequest, most=limit)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
-    messages = mapping.messages_of(body.messages)
-    sampling = mapping.sampling_of(body, mapping.chat_max_tokens(body))
+    tasks = mapping.chat_tasks(body)
     if body.stream:
         await slot.take()
     key = request.headers.get("idempotency-key")
     accepted = await pod.admission.submit(
-        *(
-            TaskRequest(body.model or "", messages, sampling=choice)
-            for choice in mapping.choices_of(sampling, body.n or 1)
-        ),
+        *tasks,
         caller=caller,
         idempotency_key=key,
         body=raw,
@@ -58,16 +53,22 @@ async def create_chat_completion(
     if not body.stream:
 
         def completion(*choices: Told) -> dict[str, Any]:
-            return chat_completion(task_id, model=model, created=created, choices=choices)
+            return chat_completion(
+                task_id,
+                model=model,
+                created=created,
+                choices=choices,
+                logprobs=body.alternatives is not None,
+            )
 
         return await whole_answer(request, pod, accepted, caller.id, completion)
-    options, count = body.stream_options, len(accepted.task_ids)
+    options = body.stream_options
     chunks = ChatChunks(
         task_id,
         model=model,
         created=created,
-        choices=count,
+        choices=len(tasks),
         include_usage=bool(options and options.include_usage),
     )
-    choices = [ChatChoice(chunks, index) for index in range(count)]
+    choices = [ChatChoice(chunks, index, task.sampling) for index, task in enumerate(tasks)]
     return await streamed_answer(pod, accepted, caller.id, *choices)

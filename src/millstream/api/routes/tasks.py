@@ -42,7 +42,9 @@ async def create_task(
             body.model or "",
             mapping.messages_of(body.messages or ()),
             body.prompt,
-            mapping.sampling_of(body, body.max_tokens),
+            mapping.sampling_of(
+                body, body.max_tokens, logprobs=body.alternatives, early_stop=body.early_stop
+            ),
         ),
         caller=caller,
         idempotency_key=request.headers.get("idempotency-key"),
