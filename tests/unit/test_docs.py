@@ -28,6 +28,7 @@ from millstream.api.auth.caller import Caller
 from millstream.api.auth.tickets import Tickets
 from millstream.api.errors import status_of
 from millstream.api.openai import mapping
+from millstream.api.openai.completion_schemas import CompletionRequest
 from millstream.api.openai.response_request import options_of
 from millstream.api.openai.response_schemas import ResponseRequest
 from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
@@ -314,10 +315,6 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
 
     refused = {name for name, text in rows.items() if text.startswith("refused")}
     values = {
-        "presence_penalty": (0.5, 0.0),
-        "frequency_penalty": (0.5, 0.0),
-        "logprobs": (True, False),
-        "logit_bias": ({"1": 1.0}, {}),
         "response_format": ({"type": "json_object"}, {"type": "text"}),
     }
     assert refused == set(values)
@@ -333,6 +330,16 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
         assert mapping.sampling_of(chat(**{name: value}), None) == plain
     supported = {name for name, text in rows.items() if text.startswith("supported")}
     assert supported | refused | ignored | unknown == set(rows)
+
+
+def test_the_fields_of_a_completion_are_those_of_its_schema() -> None:
+    rows = dict(table_rows(API, "### Fields of a completion"))
+    described = {code_spans(name)[0] for name in rows}
+    assert described == set(CompletionRequest.model_fields)
+    for name, value in {"suffix": "x", "best_of": 2}.items():
+        assert rows[f"`{name}`"].startswith("refused")
+        with pytest.raises(ValidationError, match=name):
+            CompletionRequest.model_validate({"prompt": "x", name: value})
 
 
 def test_the_fields_of_a_response_are_those_of_its_schema() -> None:

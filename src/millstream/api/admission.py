@@ -229,13 +229,10 @@ class Admission:
 
     def _check(self, requests: Sequence[TaskRequest]) -> None:
         settings = self._settings
-        prompts = {
-            (request.messages, request.prompt or "", request.prompt_ids) for request in requests
+        different = {
+            (request.messages, request.prompt, request.prompt_ids): request for request in requests
         }
-        size = sum(
-            len(text) + len(ids) + sum(len(message.content) for message in messages)
-            for messages, text, ids in prompts
-        )
+        size = sum(request.prompt_chars for request in different.values())
         first = requests[0]
         if size > settings.max_prompt_chars:
             raise InvalidRequest(

@@ -92,8 +92,9 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def prompt_chars(self) -> int:
-        """Characters of the prompt, all messages together."""
-        return len(self.prompt or "") + sum(len(message.content) for message in self.messages)
+        """Characters of the prompt, all messages together; a token id counts as four."""
+        messages = sum(len(message.content) for message in self.messages)
+        return len(self.prompt or "") + messages + 4 * len(self.prompt_ids)
 
 
 class Usage(msgspec.Struct, frozen=True):

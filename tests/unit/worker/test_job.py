@@ -1,14 +1,16 @@
 """A job turns ids into numbered events, alike on a first attempt and on any later one."""
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import TOKEN, Event
-from millstream.shared.schemas import Message, SamplingParams, TaskRequest
+from millstream.shared.schemas import EarlyStop, Message, SamplingParams, TaskRequest
 from millstream.shared.scripts import Claim
+from millstream.worker.engines.base import TokenLogprobs
 from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits
 
@@ -24,6 +26,10 @@ def token(text: str | bytes) -> int:
 
 def job(log: list[Event] | None = None, attempt: int = 1, **sampling: Any) -> Job:
     request = TaskRequest("m", (Message("user", "x"),), None, SamplingParams(**sampling))
+    return job_of(request, log, attempt)
+
+
+def job_of(request: TaskRequest, log: list[Event] | None = None, attempt: int = 1) -> Job:
     return Job(Claim("t0-x", attempt, b"", log or []), request, 0)
 
 
@@ -147,3 +153,83 @@ def test_the_fallback_seed_depends_on_the_task_alone() -> None:
         assert generation is not None
         seeds.add(generation.fallback_seed)
     assert len(seeds) == 1
+
+
+def told(*probabilities: float) -> list[TokenLogprobs]:
+    return [TokenLogprobs(math.log(p), ((token("x"), -0.5),)) for p in probabilities]
+
+
+def test_logprobs_lie_in_the_log_in_openais_form() -> None:
+    work = job(logprobs=1)
+    generation = work.begin(PROMPT, TOKENIZER, LIMITS)
+    assert generation is not None
+    assert generation.logprobs == 1
+    half = b"\xf0\x9f"
+    work.advance([token(half), token("\u2028")], "stop", told(0.5, 0.25))
+    assert [data for _, data in work.row(9).events[:2]] == [
+        r'{"text":"","logprobs":[{"token":"bytes:\\xf0\\x9f","bytes":[240,159],"logprob":-0.693147,'
+        r'"top_logprobs":[{"token":"x","bytes":[120],"logprob":-0.5}]}]}',
+        # What a client may take for the end of a line is not there.
+        '{"text":"\ufffd\\u2028","logprobs":[{"token":"\\u2028","bytes":[226,128,168],'
+        '"logprob":-1.386294,"top_logprobs":[{"token":"x","bytes":[120],"logprob":-0.5}]}]}',
+    ]
+    first, second = written(work)[:2]
+    assert (first.text, second.text) == ("", "\ufffd\u2028")
+    assert second.logprobs[0].top_logprobs[0].token == "x"
+    assert json.loads(second.text_data) == second.text
+
+
+def test_infinity_is_no_json() -> None:
+    work = job(logprobs=0)
+    work.begin(PROMPT, TOKENIZER, LIMITS)
+    work.advance([token("a"), token("b")], None, [TokenLogprobs(-math.inf), TokenLogprobs(-0.0)])
+    assert [event.logprobs[0].logprob for event in written(work)] == [-9999.0, 0.0]
+
+
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_every_owner_stops_early_at_the_same_token(logprobs: int | None) -> None:
+    probabilities = [0.9, 0.1, 0.8, 0.7, 0.2, 0.3, 0.9]  # means of two: .5 .45 .75 .45 .25
+    asked = {"early_stop": EarlyStop(0.3, 2), "logprobs": logprobs, "stop": ("f!",)}
+    ids = [token(letter) for letter in "abcdefg"]
+    whole = job(**asked)
+    whole.begin(PROMPT, TOKENIZER, LIMITS)
+    whole.advance(ids, "stop", told(*probabilities))
+    expected = whole.row(100)
+    assert (expected.outcome, expected.detail) == ("completed", "low_confidence")
+    # Six tokens, and what was held back for the stop string.
+    assert [event.text for event in written(whole)] == ["a", "b", "c", "d", "e", "", "f"]
+    for at in range(len(expected.events) + 1):
+        second = job(written(whole)[:at], attempt=2, **asked)
+        if second.begin(PROMPT, TOKENIZER, LIMITS) is not None:
+            second.advance(ids[at:], "stop", told(*probabilities[at:]))
+        second.written = 0
+        assert second.row(100).events == expected.events
+        assert second.row(100).detail == expected.detail
+
+
+def test_text_let_go_of_before_a_death_does_not_come_twice() -> None:
+    first = job(stop=("lo world",))
+    first.begin(PROMPT, TOKENIZER, LIMITS)
+    first.advance([token("hello")], "stop")
+    second = job(written(first), attempt=2, stop=("lo world",))
+    assert second.begin(PROMPT, TOKENIZER, LIMITS) is not None  # the model says again that it ends
+    second.advance([], "stop")
+    second.written = 0
+    assert second.row(9).events == first.row(9).events
+
+
+@pytest.mark.parametrize("prompt", ["hello there", None])
+def test_an_echo_is_the_first_event_of_the_first_owner(prompt: str | None) -> None:
+    request = TaskRequest("m", prompt=prompt, prompt_ids=tuple(PROMPT), echo=True)
+    first = job_of(request)
+    assert first.begin(PROMPT, TOKENIZER, LIMITS) is not None
+    first.advance([token("a")], None)
+    assert [(e.token_count, e.text) for e in written(first)] == [(0, "hello there"), (1, "a")]
+    for at in (0, 1, 2):
+        second = job_of(request, written(first)[:at], attempt=2)
+        generation = second.begin(PROMPT, TOKENIZER, LIMITS)
+        assert generation is not None
+        assert len(generation.token_ids) == len(PROMPT) + (at == 2)
+        second.advance([token("a")] if at < 2 else [], "stop")
+        second.written = 0
+        assert second.row(9).events == first.row(9).events

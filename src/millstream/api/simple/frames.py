@@ -53,9 +53,9 @@ class SimpleFrames:
         """The frames of token events; one without text has none."""
         return "".join(
             f"id: {self._task_id}/{event.seq}\n"
-            f'data: {{"token": {event.data}, "finished": false}}\n\n'
+            f'data: {{"token": {event.text_data}, "finished": false}}\n\n'
             for event in events
-            if event.kind == TOKEN and event.data != '""'
+            if event.kind == TOKEN and event.text_data != '""'
         )
 
     def ending(self, event: Event) -> str:
