@@ -38,7 +38,9 @@ CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
     "stop empty": ({"messages": USER, "stop": ""}, 400, "stop", None),
     "stop too many": ({"messages": USER, "stop": ["a"] * 17}, 400, "stop", None),
     "tools": ({"messages": USER, "tools": []}, 400, "tools", "unknown_parameter"),
-    "logit_bias": ({"messages": USER, "logit_bias": {"1": 1}}, 400, "logit_bias", None),
+    "bias huge": ({"messages": USER, "logit_bias": {"1": 1e9}}, 400, "logit_bias.1", None),
+    "biases": ({"messages": USER, "logit_bias": {str(at): 1 for at in range(1025)}}, 400, None,
+               "invalid_json"),
     "json mode": ({"messages": USER, "response_format": {"type": "json_object"}}, 400,
                   "response_format", None),
     "options without stream": ({"messages": USER, "stream_options": {}}, 400,
@@ -53,6 +55,7 @@ CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
 
 RAW_CASES: dict[str, tuple[bytes, int, str | None]] = {
     "nan": (b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}', 400, "temperature"),
+    "bias nan": (b'{"messages":[],"logit_bias":{"1":NaN}}', 400, "logit_bias"),
     "infinity": (b'{"messages":[],"top_p":-Infinity}', 400, "top_p"),
     "overflow": (b'{"messages":[],"temperature":1e400}', 400, "temperature"),
     "surrogate": (b'{"messages":[{"role":"user","content":"\\ud800"}]}', 400, "messages"),

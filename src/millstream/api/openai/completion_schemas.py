@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from millstream.api.openai.schemas import (
     MAX_CHOICES,
@@ -63,16 +63,12 @@ class CompletionRequest(Sampling):
             raise ValueError("not supported; leave it out")
         return value
 
-    @model_validator(mode="after")
-    def _few_tasks(self) -> "CompletionRequest":
-        if len(self.prompts) * (self.n or 1) > MAX_TASKS:
-            raise ValueError(f"prompts x n may be {MAX_TASKS} at the most")
-        return self
-
     def check_together(self) -> None:
         """Raise InvalidRequest where fields that are right by themselves do not go together."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
+        if len(self.prompts) * (self.n or 1) > MAX_TASKS:
+            raise InvalidRequest(f"prompts x n may be {MAX_TASKS} at the most.", param="n")
         if self.echo and self.logprobs is not None:
             raise InvalidRequest(
                 "Log probabilities of the prompt cannot be had; leave out echo or logprobs.",
