@@ -127,6 +127,10 @@ class CompletionChoice:
         """An error object in place of the rest."""
         return sse.data_frame(error)
 
+    def farewell(self, error: dict[str, Any]) -> str:
+        """The same: no client of this form comes back."""
+        return self.trouble(error)
+
 
 class Offsets:
     """The log probabilities of one choice in this form's columns, as its events come."""
