@@ -4,13 +4,14 @@ The clock is virtual: "a lease goes by" makes every pending entry idle for that 
 worker is one whose steps come later; a dead one is one whose steps come no more. Redis can lose
 what was written since its file was synced; then pods put back what they have shown, or they died
 too. Each claim makes a text of its own, so that bytes that come otherwise again are seen. New tasks
-start in the order of the fair queue, which is known beforehand.
+start in the order of the fair queue, which is known beforehand. Poison tasks end each worker that
+takes a step with them; in the end all others work, and every task ends as it should.
 """
 
 import asyncio
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from redis.exceptions import ResponseError
+from tests.support.faults import busy
+from tests.support.model_task import MAX_ATTEMPTS, Held, Losses, Task
 
 from millstream.shared.connection import open_redis
 from millstream.shared.events import Event
@@ -45,31 +48,9 @@ LENGTH = 5
 CALLERS = ("ann", "bob", "cy")
 PREPAID = len(b"{}") / 4 + 2 * 64  # what a task costs before its first token
 MAX_QUEUE = 4
-MAX_ATTEMPTS = 3
 WORKERS = ("w0", "w1", "w2")
+ROUNDS = 40  # far more than the last tasks of an example take
 EXAMPLES = int(os.environ.get("PROTOCOL_MODEL_EXAMPLES", "60"))  # nightly: 10000
-
-
-@dataclass
-class Task:
-    """What we know of a task from outside."""
-
-    seen: list[Event] = field(default_factory=list)
-    """What a pod has shown, which all readers have read."""
-    caller: str = ""
-    attempt: int = 0
-    terminal: str | None = None
-    stopped: bool = False
-
-
-@dataclass
-class Held:
-    """What a worker believes it runs."""
-
-    claim: Claim
-    events: list[tuple[str, str]]
-    """Of the whole log: those of the claim, then its own."""
-    written: int
 
 
 class Protocol(RuleBasedStateMachine):
@@ -83,13 +64,14 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
         self.tasks: dict[str, Task] = {}
+        self.poison: set[str] = set()
         self.deleted: dict[str, str] = {}
         """Ids and whose they were."""
         self.submitted = 0
         self.claims = 0
         self.memory: dict[bytes, bytes] = {}
-        self.attempts: dict[str, int] = {}
-        """Both as Redis's file has them."""
+        self.counts: dict[str, tuple[int, Losses]] = {}
+        """Both as Redis's file has them: all keys, and attempt and losses of each task."""
         self.held: dict[str, dict[str, Held]] = {worker: {} for worker in WORKERS}
 
     def run(self, coroutine: Any) -> Any:
@@ -104,8 +86,12 @@ class Protocol(RuleBasedStateMachine):
         self.submitted += 1
         return f"t0-{self.submitted:02d}"
 
-    @rule(caller=st.sampled_from(CALLERS), priority=st.sampled_from(Priority))
-    def submit(self, caller: str, priority: Priority) -> None:
+    @rule(
+        caller=st.sampled_from(CALLERS),
+        priority=st.sampled_from(Priority),
+        poison=st.sampled_from([False, False, False, True]),
+    )
+    def submit(self, caller: str, priority: Priority, poison: bool) -> None:
         task_id = self.new_id()
         answer = self.run(
             self.scripts.submit(
@@ -115,6 +101,8 @@ class Protocol(RuleBasedStateMachine):
         )  # fmt: skip
         if isinstance(answer, Submitted):
             self.tasks[task_id] = Task(caller=caller)
+            if poison:
+                self.poison.add(task_id)
             assert 1 <= answer.position <= MAX_QUEUE
         else:
             assert self.view().waiting >= MAX_QUEUE
@@ -137,10 +125,7 @@ class Protocol(RuleBasedStateMachine):
         assert started == order[: len(started)], "not the one whose turn it was"
         assert len(claims) >= min(free, len(order)), "a slot stays free while a task waits"
         for claim in claims:
-            task = self.tasks[claim.task_id]
-            assert not task.stopped, "a stopped task was started (I7)"
-            assert claim.attempt >= task.attempt
-            task.attempt = claim.attempt
+            self.note_claim(worker, claim)
             known = self.held[worker].get(claim.task_id)
             if known and known.claim.attempt == claim.attempt:
                 continue  # it runs already
@@ -149,12 +134,23 @@ class Protocol(RuleBasedStateMachine):
                 events = [(event.ids, event.data) for event in claim.log]
                 self.held[worker][claim.task_id] = Held(claim, events, len(events))
 
+    def note_claim(self, worker: str, claim: Claim) -> None:
+        task = self.tasks[claim.task_id]
+        assert not task.stopped, "a stopped task was started (I7)"
+        assert claim.attempt >= task.attempt
+        if claim.attempt > task.attempt:
+            task.losses.give(worker, len(claim.log), first=task.attempt == 0)
+            counted = self.run(self.scripts.task_fields(SHARD, claim.task_id)).get("lost", "0")
+            assert int(counted) == task.losses.count, "losses were miscounted"
+        task.attempt = claim.attempt
+
     def claimed(self, worker: str, *, free: int, sweep: bool, recover: bool = False) -> list[Claim]:
         claims, _ = self.run(
             self.scripts.claim(
                 SHARD, worker=worker, model="m", free=free, running=0, lease_s=LEASE_S,
                 max_attempts=MAX_ATTEMPTS, live_ttl_s=1000, result_ttl_s=1000, max_task_s=10_000,
                 sweep=sweep, recover=recover,
+                suspects=sum(held.claim.suspect for held in self.held[worker].values()),
             )
         )  # fmt: skip
         return claims
@@ -162,8 +158,17 @@ class Protocol(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(WORKERS), tokens=st.integers(0, 3), twice=st.booleans())
     def step(self, worker: str, tokens: int, twice: bool) -> None:
         """One decode step of all that a worker believes it runs, maybe sent twice."""
+        if tokens and self.poison & self.held[worker].keys():
+            self.held[worker] = {}  # it ends with the step, and nothing of it was written
+        else:
+            self.write(worker, tokens, twice=twice)
+
+    def write(self, worker: str, tokens: int, *, twice: bool = False) -> None:
+        """Of all tasks but poison ones, which never get so far."""
         rows: list[AppendRow] = []
         for task_id, held in self.held[worker].items():
+            if task_id in self.poison:
+                continue
             last = min(held.written + tokens, LENGTH)
             while len(held.events) < last:
                 held.events.append(self.token(self.claims, len(held.events) + 1))
@@ -184,8 +189,9 @@ class Protocol(RuleBasedStateMachine):
                 continue
             task = self.tasks[row.task_id]
             assert answer < 0 or held.claim.attempt >= task.attempt, "an old attempt wrote (I4)"
-            if answer >= 0:
+            if answer >= 0 and held.claim.attempt > task.attempt:  # Redis had lost the claim
                 task.attempt = held.claim.attempt
+                task.losses.owner, task.losses.drained = worker, False
             if answer < 0 or answer == LENGTH + 1:
                 del self.held[worker][row.task_id]
             else:
@@ -212,11 +218,18 @@ class Protocol(RuleBasedStateMachine):
     def release(self, worker: str, blame: str) -> None:
         held, self.held[worker] = self.held[worker], {}
         tasks = [(o.claim.task_id, o.claim.attempt) for o in held.values()]
-        self.run(
+        given = self.run(
             self.scripts.release(
                 SHARD, worker=worker, model="m", lease_s=LEASE_S, blame=blame, tasks=tasks
             )
         )
+        for task_id, attempt in tasks:
+            task = self.tasks.get(task_id)
+            ours = (attempt, worker, None)
+            if task and ours == (task.attempt, task.losses.owner, task.terminal):
+                task.losses.let_go(blame)
+                given -= 1
+        assert given == 0
 
     @rule(worker=st.sampled_from(WORKERS))
     def die(self, worker: str) -> None:
@@ -286,7 +299,7 @@ class Protocol(RuleBasedStateMachine):
             claims = self.claimed("w0", free=1, sweep=False)
             assert bool(claims) == bool(waits)
             for claim in claims:
-                self.tasks[claim.task_id].attempt = claim.attempt
+                self.note_claim("w0", claim)
                 self.claims += 1
         self.claimed("w0", free=0, sweep=True)
 
@@ -311,7 +324,9 @@ class Protocol(RuleBasedStateMachine):
     def sync(self) -> None:
         """Redis's file holds all that there is."""
         self.memory = self.run(self._dump())
-        self.attempts = {task_id: task.attempt for task_id, task in self.tasks.items()}
+        self.counts = {
+            task_id: (task.attempt, replace(task.losses)) for task_id, task in self.tasks.items()
+        }
 
     async def _dump(self) -> dict[bytes, bytes]:
         return {key: await self.client.dump(key) async for key in self.client.scan_iter("*")}
@@ -322,17 +337,18 @@ class Protocol(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         for key, value in self.memory.items():
             self.run(self.client.restore(key, 1_000_000, value))
-        for task_id in self.tasks.keys() - self.attempts.keys():
+        for task_id in self.tasks.keys() - self.counts.keys():
             del self.tasks[task_id]  # a submit that was lost: 404
             for held in self.held.values():
                 held.pop(task_id, None)
-        for task_id in self.deleted.keys() & self.attempts.keys():  # it is there again
+        for task_id in self.deleted.keys() & self.counts.keys():  # it is there again
             if pod_lives:
                 assert self.run(self.delete_of(task_id))
             else:
                 self.tasks[task_id] = Task(caller=self.deleted.pop(task_id))
         for task_id, task in self.tasks.items():
-            task.attempt = self.attempts[task_id]
+            task.attempt, losses = self.counts[task_id]
+            task.losses = replace(losses)
             if pod_lives:
                 if task.seen:
                     answer = self.run(
@@ -370,12 +386,45 @@ class Protocol(RuleBasedStateMachine):
             task.seen = events
             if terminal:
                 assert task.terminal in (None, terminal[0].kind)
+                if task.terminal is None and terminal[0].kind == "failed":
+                    self.note_failure(task_id, task, terminal[0])
                 task.terminal = terminal[0].kind
                 if task.terminal == "completed":
                     assert len(events) == LENGTH + 1
                     usage = terminal[0].body["usage"]
                     assert usage["completion_tokens"] == LENGTH  # I8
             assert page.state.terminal == bool(terminal)
+
+    def note_failure(self, task_id: str, task: Task, end: Event) -> None:
+        """Nothing ends a task here but its losses, and it is kept once (I14)."""
+        assert end.body["error"]["code"] == "max_attempts"
+        task.losses.give_up(end.seq - 1)
+        letters = self.run(self.client.xrange(SHARD.dead("m")))
+        assert [fields[b"task"].decode() for _, fields in letters].count(task_id) == 1
+
+    def teardown(self) -> None:
+        """From now on nobody dies but by poison: all tasks end, and as they should (I5, I14)."""
+        left = {task_id for task_id, task in self.tasks.items() if task.terminal is None}
+        doomed = {
+            task_id
+            for task_id in left
+            if task_id in self.poison
+            or self.tasks[task_id].losses.with_one_more(len(self.tasks[task_id].seen))
+            >= MAX_ATTEMPTS
+        }
+        for _ in range(ROUNDS):
+            if all(task.terminal for task in self.tasks.values()):
+                break
+            self.a_lease_goes_by()
+            for worker in WORKERS:
+                self.held[worker] = {}
+                self.claim(worker, free=3, sweep=True, recover=False, heard=True)
+            for worker in WORKERS:
+                self.write(worker, 1)
+                self.step(worker, LENGTH, twice=False)
+            self.logs_only_grow()
+        ends = {task_id: self.tasks[task_id].terminal for task_id in left}
+        assert ends == {task_id: "failed" if task_id in doomed else "completed" for task_id in left}
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -399,7 +448,7 @@ class Protocol(RuleBasedStateMachine):
         assert due >= {t for t, task in self.tasks.items() if not task.terminal and task.attempt}
 
 
-@pytest.mark.timeout(int(30 + EXAMPLES * 0.4))
+@pytest.mark.timeout(int((30 + EXAMPLES * 0.4) * busy()))
 def test_any_order_of_steps(redis_url: str) -> None:
     with asyncio.Runner() as runner:
         Protocol.loop = runner.get_loop()
