@@ -141,7 +141,7 @@ class ResponseFrames:
             f"{begun}event: response.output_text.delta\n"
             f'data: {{"type":"response.output_text.delta","sequence_number":{number},'
             f'"item_id":"{self._item}","output_index":0,"content_index":0,'
-            f'"delta":{event.data},"logprobs":[]}}\n\n'
+            f'"delta":{event.text_data},"logprobs":[]}}\n\n'
         )
 
     def _lifecycle(self, kind: str, state: TaskState, **ended: Any) -> str:
