@@ -219,6 +219,10 @@ def shape(answer: httpx.Response, task_id: str) -> tuple[int, str, dict[str, str
     return answer.status_code, answer.text.replace(task_id, "ID"), headers
 
 
+def resuming(task_id: str) -> dict[str, str]:
+    return {"Accept": "text/event-stream", "Last-Event-ID": f"{task_id}/1"}
+
+
 async def test_a_foreign_task_is_an_unknown_task(
     keyed: LocalFleet, ann: httpx.AsyncClient, bob: httpx.AsyncClient
 ) -> None:
@@ -245,6 +249,15 @@ async def test_a_foreign_task_is_an_unknown_task(
         ]
         assert gone_on[0] == gone_on[1]
         assert gone_on[0][0] == 400
+        for path in ("/chat", "/generate/stream"):  # these name the task in a header
+            for foreign in (running, ended, gone):
+                unknown = new_task_id(0)
+                answers = [
+                    shape(await bob.get(path, headers=resuming(task_id)), task_id)
+                    for task_id in (foreign, unknown)
+                ]
+                assert answers[0] == answers[1], path
+                assert answers[0][0] == 404
         assert (await ann.get(f"/tasks/{running}")).json()["status"] == "running"
         assert (await ann.get(f"/tasks/{ended}")).json()["status"] == "completed"
         # And what does exist for ann is no 404 for her, so the test above does compare something.

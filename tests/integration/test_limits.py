@@ -87,7 +87,7 @@ async def test_two_pods_let_no_more_in_than_one_would(fleet: LocalFleet) -> None
         tasks = [key async for key in fleet.redis.scan_iter("*:task:*")]
         assert len(tasks) == 60
 
-        page = {"Origin": "http://page.example"}
+        page = {"Origin": "http://localhost:3000"}
         exposed = (await https[0].post("/tasks", json={"prompt": "x"}, headers=page)).headers[
             "access-control-expose-headers"
         ]

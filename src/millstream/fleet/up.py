@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from millstream.api.auth.authenticator import Authenticator
 from millstream.fleet.announcement import ready_text
 from millstream.fleet.embedded import EmbeddedValkey
 from millstream.fleet.guard import Guard
@@ -94,6 +95,7 @@ class Fleet:
     async def _work(self) -> None:
         settings, options = self._settings, self._options
         models = choose_models(options.models, settings)
+        Authenticator(settings)  # what the pods would refuse is told here, once
         embedded = "redis_url" not in settings.model_fields_set
         if embedded:
             self._valkey = await self._prepare_embedded()

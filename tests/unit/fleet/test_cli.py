@@ -59,6 +59,7 @@ sys.exit(len(heavy & set(sys.modules)))
         (["up", "--apis", "0"], "0 is not in the range 1<=x<=64. See `millstream up --help`."),
         (["up", "--engine", "steam"], "'steam' is not one of"),
         (["up", "--model", "=x"], "--model =x: give NAME=SOURCE"),
+        (["up", "--host", "0.0.0.0"], "anyone who reaches 0.0.0.0 could use the API"),
         (["worker", "--model", "x="], "--model x=: give NAME=SOURCE"),
         (["api", "--port", "99999"], "99999 is not in the range"),
         (["chaos", "--seconds", "1"], "1 is not in the range"),
