@@ -50,7 +50,6 @@ async def refused_everywhere(fleet: LocalFleet, worker: str, task_id: str) -> No
         model="fake",
         live_ttl_s=9,
         result_ttl_s=9,
-        max_task_s=900,
         tasks=[first_attempt],
     )
     assert renewed == [STALE]
