@@ -23,3 +23,33 @@ async def test_waiting_tasks_are_told_their_place(fleet: LocalFleet) -> None:
         assert any("ping" in frame.comments for frame in frames)
         sse.check_native(frames)
         assert (await http.get(f"/tasks/{first}")).json()["status"] == "completed"
+
+
+async def test_a_deadline_needs_no_worker(fleet: LocalFleet) -> None:
+    pod = await fleet.api(model="fake")
+    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
+        body = {"prompt": "x", "deadline_s": 0.4, "priority": "batch"}
+        answer = (await http.post("/tasks", json=body)).json()
+        assert (answer["queue_position"], answer["eta_s"]) == (1, None)
+        frames = await read(http, answer["task_id"])
+        assert frames[-1].event == "failed"
+        assert frames[-1].json["error"]["code"] == "deadline_exceeded"
+        ended = (await http.get(f"/tasks/{answer['task_id']}")).json()
+        assert ended["usage"]["total_tokens"] == 0
+        assert 0.4 <= ended["finished_at"] - ended["created_at"] < 5
+        refused = await http.post("/tasks", json={"prompt": "x", "deadline_s": 0})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "deadline_s")
+    await fleet.quiet()
+
+
+async def test_a_deadline_ends_what_runs_with_exact_usage(fleet: LocalFleet) -> None:
+    pod = await fleet.api()
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
+        body = {"prompt": '@fake {"tokens": 10000, "rate": 50}', "deadline_s": 1.5}
+        task_id = (await http.post("/tasks", json=body)).json()["task_id"]
+        frames = [frame for frame in await read(http, task_id) if frame.event != "queued"]
+        assert frames[-1].json["error"]["code"] == "deadline_exceeded"
+        usage = (await http.get(f"/tasks/{task_id}")).json()["usage"]
+        assert usage["completion_tokens"] == len(frames) - 1 > 0
+    await fleet.quiet()  # its worker has let it go as well

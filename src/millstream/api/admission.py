@@ -19,6 +19,7 @@ from millstream.shared.connection import RedisError
 from millstream.shared.errors import (
     IdempotencyConflict,
     InvalidRequest,
+    NotAllowed,
     QueueFull,
     RateLimited,
 )
@@ -27,6 +28,7 @@ from millstream.shared.limits import Admitted, Standing
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
 from millstream.shared.scripts import Refused, Scripts, Submitted
 from millstream.shared.settings import Settings
+from millstream.shared.states import Priority
 
 MAX_IDEMPOTENCY_KEY = 255
 # How long a task may run unheard before its pod counts as dead; a pod that lost its subscription is
@@ -82,6 +84,8 @@ class Admission:
         idempotency_key: str | None = None,
         body: bytes = b"",
         attached: bool = False,
+        priority: Priority | None = None,
+        deadline_s: float | None = None,
     ) -> Accepted:
         """Check and store the tasks of one answer, all or none.
 
@@ -92,6 +96,8 @@ class Admission:
             idempotency_key: Makes it safe to send the same body again.
             body: The body as it came, compared when the key comes again.
             attached: The answer belongs to the connection: it is not decoded for nobody.
+            priority: Its class; None is the first that the caller may use.
+            deadline_s: When it is to end at the latest, from now, but for a limit that is shorter.
 
         Raises:
             InvalidRequest: a value is out of bounds, or the model is unknown.
@@ -100,8 +106,10 @@ class Admission:
             RedisUnavailable: Redis does not answer.
             IdempotencyConflict: the key stands for another body.
             RateLimited: the caller has used what it may.
+            NotAllowed: the caller may not use the class.
         """
         self._check(requests)
+        chosen = _class_of(caller, priority)
         bounded = self._limiter.bounded(caller, requests)
         if idempotency_key is not None and not (
             0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY and idempotency_key.isprintable()
@@ -124,6 +132,8 @@ class Admission:
                 body,
                 admitted=admitted,
                 attached=attached,
+                priority=chosen,
+                deadline_s=deadline_s,
             )
             if admitted and (answer.known if isinstance(answer, Submitted) else True):
                 await self._limiter.give_back(caller, admitted)
@@ -165,6 +175,8 @@ class Admission:
         *,
         admitted: Admitted | None,
         attached: bool,
+        priority: Priority,
+        deadline_s: float | None,
     ) -> Submitted | Refused:
         settings = self._settings
         bodies = [encode_request(request) for request in requests]
@@ -175,7 +187,8 @@ class Admission:
             "idempotency_key": key,
             "body_hash": hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
             "orphan_s": ORPHAN_S + settings.disconnect_grace_s if attached else 0,
-            "life_s": self._limiter.life_s(caller),
+            "life_s": min(self._limiter.life_s(caller), deadline_s or math.inf),
+            "priority": priority,
             "admitted_ms": admitted.at_ms if admitted else None,
             "reserved": admitted.reserved if admitted else (),
         }
@@ -251,3 +264,12 @@ class Admission:
             raise InvalidRequest(
                 f"{len(requests)} choices are asked for; {room} may wait at once.", param="n"
             )
+
+
+def _class_of(caller: Caller, asked: Priority | None) -> Priority:
+    allowed = [priority for priority in Priority if priority in caller.priorities]
+    if asked is None and allowed:
+        return allowed[0]
+    if asked is None or asked not in allowed:
+        raise NotAllowed(f"This key may not use the class {asked or 'it asks'}.", param="priority")
+    return asked

@@ -16,6 +16,7 @@ from starlette.requests import HTTPConnection
 from millstream.api.admission import Accepted, Admission
 from millstream.api.auth.authenticator import Authenticator
 from millstream.api.auth.tickets import Tickets
+from millstream.api.deadlines import Deadlines
 from millstream.api.departures import Departures
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
@@ -194,6 +195,7 @@ async def open_pod(settings: Settings, authenticator: Authenticator) -> AsyncGen
             asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
             asyncio.create_task(pod.check_store(), name="check redis"),
             asyncio.create_task(authenticator.keyring.watch(), name="watch keys"),
+            asyncio.create_task(Deadlines(pod.scripts, settings).run(), name="deadlines"),
         ]
         for task in background:
             task.add_done_callback(pod.on_background_end)

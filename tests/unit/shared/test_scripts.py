@@ -1,6 +1,7 @@
 """Every atomic step on a real Valkey: what it does, what it refuses, and that it may repeat."""
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -225,6 +226,17 @@ async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
     for _ in range(2):
         await bench.task(max_queue=3)
     assert isinstance(await bench.submit(max_queue=3), Refused)
+
+
+async def test_who_is_refused_is_told_a_time_of_its_own(bench: Bench) -> None:
+    await bench.task()
+    waits = [0.0]
+    for _ in range(5):
+        refused = await bench.submit(max_queue=1)
+        assert isinstance(refused, Refused)
+        waits.append(refused.retry_after_s)
+    assert all(before < after <= before + 1.25 for before, after in itertools.pairwise(waits))
+    assert isinstance(await bench.submit(max_queue=1, promise=False), Refused)  # takes no time
 
 
 async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> None:

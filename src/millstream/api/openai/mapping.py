@@ -13,6 +13,7 @@ from millstream.api.openai.schemas import (
     Sampling,
 )
 from millstream.shared.schemas import EarlyStop, Message, SamplingParams, TaskRequest
+from millstream.shared.states import Priority
 
 
 def role_of(role: str) -> str:
@@ -74,6 +75,11 @@ def choices_of(sampling: SamplingParams, n: int) -> list[SamplingParams]:
             seed = int.from_bytes(digest) >> 1
         choices.append(msgspec.structs.replace(sampling, seed=seed))
     return choices
+
+
+def priority_of(service_tier: str | None) -> Priority | None:
+    """The class that OpenAI's tier asks for: `flex` is the cheaper one that may wait."""
+    return Priority.BATCH if service_tier == "flex" else None
 
 
 def chat_tasks(body: ChatCompletionRequest) -> list[TaskRequest]:

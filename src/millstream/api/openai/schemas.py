@@ -178,3 +178,5 @@ class TaskBody(FreeForm, ObservedSampling):
     """`POST /tasks`: the native form."""
 
     max_tokens: int | None = Field(default=None, ge=1)
+    priority: Literal["interactive", "batch"] | None = None
+    deadline_s: float | None = Field(default=None, gt=0, le=31_536_000)

@@ -48,6 +48,7 @@ async def create_chat_completion(
         body=raw,
         # Who sends a key means to come back for the answer: it is not bound to this connection.
         attached=key is None,
+        priority=mapping.priority_of(body.service_tier),
     )
     task_id, model, created = accepted.task_id, accepted.model, int(time.time())
     if not body.stream:

@@ -20,7 +20,7 @@ from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import TaskRequest, Usage, shard_of
-from millstream.shared.states import TaskState
+from millstream.shared.states import Priority, TaskState
 
 router = APIRouter(tags=["tasks"])
 
@@ -49,6 +49,8 @@ async def create_task(
         caller=caller,
         idempotency_key=request.headers.get("idempotency-key"),
         body=raw,
+        priority=Priority(body.priority) if body.priority else None,
+        deadline_s=body.deadline_s,
     )
     task_id, status = accepted.task_id, TaskState.QUEUED
     if accepted.known:
@@ -59,6 +61,7 @@ async def create_task(
         "status": status,
         "model": accepted.model,
         "queue_position": accepted.position if status == TaskState.QUEUED else None,
+        "eta_s": accepted.eta_s if status == TaskState.QUEUED else None,
         "stream_url": f"/tasks/{task_id}/stream",
         "stop_url": f"/tasks/{task_id}/stop",
     }
