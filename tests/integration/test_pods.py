@@ -3,12 +3,15 @@
 import asyncio
 import json
 import signal
+from contextlib import suppress
 
 import httpx
 from tests.support import sse
-from tests.support.local_fleet import LocalFleet
+from tests.support.local_fleet import LocalFleet, within
 from tests.support.native import read, submit
 from tests.support.waiting import eventually
+
+from millstream.shared.cancellation import cancel_until_done
 
 
 async def test_sigterm_of_a_pod_sends_native_readers_on_and_lets_chats_finish(
@@ -96,6 +99,49 @@ async def test_many_aborted_streams_leave_nothing(fleet: LocalFleet) -> None:
         assert "Traceback" not in api.text()
         assert "never retrieved" not in api.text()
         await http.post(f"/tasks/{task_id}/stop")
+    await fleet.quiet()
+
+
+async def test_a_crowd_that_reads_a_long_log_holds_up_nothing_else(fleet: LocalFleet) -> None:
+    """Twenty readers had all connections to Redis to themselves: all else was a 503."""
+    api = await fleet.api()
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        long = await submit(http, tokens=2000, rate=0)
+
+        async def ended() -> bool:
+            return (await http.get(f"/tasks/{long}")).json()["status"] == "completed"
+
+        await eventually(ended, what="a long log")
+        waiting = await submit(http, tokens=100_000, rate=5)
+        read_once = asyncio.Event()
+
+        async def read_on() -> None:
+            """Bytes alone: a client that decodes is slower than the pod."""
+            host, port = api.url.removeprefix("http://").split(":")
+            request = f"GET /tasks/{long}/stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            while True:
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    writer.write(request.encode())
+                    while await reader.read(1 << 20):
+                        pass
+                    read_once.set()
+                finally:
+                    writer.transport.abort()
+                    with suppress(OSError):
+                        await writer.wait_closed()
+
+        crowd = [asyncio.create_task(read_on()) for _ in range(24)]
+        try:
+            await within(20, read_once.wait())
+            for _ in range(3):
+                await submit(http, tokens=1)
+                assert (await http.get("/ready")).status_code == 200
+            assert (await http.post(f"/tasks/{waiting}/stop")).json()["status"] == "cancelled"
+            assert (await read(http, await submit(http, tokens=3)))[-1].event == "completed"
+        finally:
+            await cancel_until_done(crowd)
     await fleet.quiet()
 
 

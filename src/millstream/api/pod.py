@@ -44,6 +44,9 @@ from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
+# How many logs are read at once, on connections of their own: a crowd that reads long logs takes
+# turns at them, and submits, stops and all else stand in no line behind it.
+LOG_READS = 8
 CLOSING_LOOK_S = 1.0
 CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts connections
 
@@ -51,7 +54,13 @@ CLOSING_MARGIN_S = 2.0  # for last words to be sent before the server cuts conne
 class Pod:
     """What the routes of one pod share."""
 
-    def __init__(self, settings: Settings, scripts: Scripts, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        scripts: Scripts,
+        log_reads: Scripts,
+        authenticator: Authenticator,
+    ) -> None:
         self.settings = settings
         self.authenticator = authenticator
         self.tickets = Tickets(scripts.runner)
@@ -61,7 +70,7 @@ class Pod:
         self.feed = Feed(
             settings.redis_url, scripts, self.shown, pod_id=self.id, shards=settings.shards
         )
-        self.relay = Relay(scripts, self.feed)
+        self.relay = Relay(log_reads, self.feed)
         self.directory = Directory(scripts, settings)
         store = LimitStore(scripts.runner, shards=settings.shards, lease_s=settings.lease_s)
         self.limiter = Limiter(store, settings)
@@ -185,8 +194,11 @@ class Pod:
 @asynccontextmanager
 async def open_pod(settings: Settings, authenticator: Authenticator) -> AsyncGenerator[Pod]:
     """A pod with its connections and background tasks, for as long as the context lasts."""
-    async with open_redis(settings.redis_url) as client:
-        pod = Pod(settings, Scripts(client), authenticator)
+    async with (
+        open_redis(settings.redis_url) as client,
+        open_redis(settings.redis_url, pool_size=LOG_READS) as reading,
+    ):
+        pod = Pod(settings, Scripts(client), Scripts(reading), authenticator)
         url = f"http://{settings.host}:{settings.port}"
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),

@@ -18,6 +18,7 @@ from redis.exceptions import (
 
 from millstream.shared.address import RedisAddress
 from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.turns import turn
 
 MOST_CONNECTIONS = 2**16
 # What redis-py raises besides RedisErrors; the last three while a cluster has no slots yet.
@@ -104,19 +105,13 @@ class BoundedCluster(redis.asyncio.RedisCluster):
         # A tag each, since a node that is silent must not take the places of all others' calls.
         tag = next((match[0] for arg in args[:8] if (match := _find_tag(arg))), "")
         room = self._room.setdefault(tag, asyncio.Semaphore(self._calls))
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await room.acquire()
-        except TimeoutError:
-            raise RedisConnectionError("No connection available.") from None
-        try:
-            return await super().execute_command(*args, **kwargs)
-        except _ODD as error:
-            raise self._usual(error) from error
-        except RuntimeError as error:  # uvloop's word for a connection that was just reset
-            raise RedisConnectionError(str(error)) from error
-        finally:
-            room.release()
+        async with turn(room, wait_s=self._wait_s):
+            try:
+                return await super().execute_command(*args, **kwargs)
+            except _ODD as error:
+                raise self._usual(error) from error
+            except RuntimeError as error:  # uvloop's word for a connection that was just reset
+                raise RedisConnectionError(str(error)) from error
 
     def _usual(self, error: Exception) -> RedisError:
         """The same as an error of the client's usual kind, which these are not.

@@ -29,6 +29,7 @@ from redis.exceptions import (
 from millstream.shared.address import RedisAddress, Topology, parse_address
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.cluster import BoundedCluster
+from millstream.shared.turns import turn
 
 # A command answers in under a millisecond; a Redis that takes seconds is away as far as a caller
 # can tell.
@@ -82,7 +83,7 @@ async def open_redis(
     Blind retries are safe for all steps but one: what the lost answer to a claim gave would be
     nobody's until its lease lapsed. Whoever claims has no `retries` and asks what is its own.
 
-    Waits for a free connection for `POOL_WAIT_S` at most, then fails like an absent Redis. A
+    Calls wait for their turn for `POOL_WAIT_S` at most, then fail like an absent Redis. A
     cluster's client has the commands of a server's and is no subclass of it; nobody needs to know.
     """
     address = parse_address(url)
@@ -98,16 +99,26 @@ async def open_redis(
 
 
 class _Client(redis.asyncio.Redis):
-    """A client that leaves a server which has become a replica; redis-py stays for ever."""
+    """A client whose calls take turns, and that leaves a server which has become a replica.
+
+    redis-py's pool has turns for nobody: who gives a connection back and asks again at once has it
+    before those who wait, for ever if there are enough of them. And it stays with a replica.
+    """
+
+    def __init__(self, pool: Any, *, calls: int) -> None:
+        base: Any = super()  # redis-py leaves some keywords untyped
+        base.__init__(connection_pool=pool)
+        self._room = asyncio.Semaphore(calls)
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """As redis-py's; after READONLY, later calls connect to where the name leads by then."""
         untyped: Any = super()
-        try:
-            return await untyped.execute_command(*args, **options)
-        except ReadOnlyError:
-            await self.connection_pool.disconnect(inuse_connections=False)
-            raise
+        async with turn(self._room, wait_s=POOL_WAIT_S):
+            try:
+                return await untyped.execute_command(*args, **options)
+            except ReadOnlyError:
+                await self.connection_pool.disconnect(inuse_connections=False)
+                raise
 
 
 class _PlainSpoken:
@@ -192,7 +203,7 @@ async def _open_server(
             **options,
         )
     _speak_plainly(pool)
-    client = _Client(connection_pool=pool)
+    client = _Client(pool, calls=pool_size)
     watching = asyncio.create_task(master.watch(pool)) if master is not None else None
     try:
         yield client

@@ -1,5 +1,6 @@
 """What a lost connection looks like to callers, whatever event loop runs."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -28,3 +29,21 @@ def test_a_connection_reset_a_moment_ago_is_a_lost_one(store: Store) -> None:
             await send_after_reset(subscriber)
 
     uvloop.run(main())
+
+
+async def test_calls_take_turns(redis_url: str) -> None:
+    """redis-py's pool gave a connection back to who had just let it go, for ever."""
+    async with open_redis(redis_url, pool_size=2) as client:
+        over = False
+
+        async def ask_on() -> None:
+            while not over:
+                await client.get("{ms:0}:nothing")
+
+        crowd = [asyncio.create_task(ask_on()) for _ in range(6)]
+        try:
+            for _ in range(20):
+                assert await client.get("{ms:0}:nothing") is None
+        finally:
+            over = True
+            await asyncio.gather(*crowd, return_exceptions=True)
