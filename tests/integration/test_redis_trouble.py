@@ -14,6 +14,7 @@ from tests.support.faults import busy
 from tests.support.local_fleet import LEASE_S, LocalFleet
 from tests.support.native import read, submit
 from tests.support.store import Store
+from tests.support.waiting import eventually
 
 
 def refused(answer: httpx.Response) -> bool:
@@ -66,6 +67,37 @@ async def test_a_frozen_redis_is_refused_within_seconds_and_waited_for(
         assert sse.native_text(frames) == expected
         comments = [comment for frame in frames for comment in frame.comments]
         assert comments.count("ping") >= 2
+
+
+async def test_what_was_refused_is_not_run_when_a_frozen_redis_thaws(
+    store: Store, frail: LocalFleet
+) -> None:
+    """Redis takes up what lies in its sockets: who was told 503 and asked again had a double."""
+    api = await frail.api()
+    await frail.worker()
+    limits = httpx.Limits(max_connections=60)
+    async with httpx.AsyncClient(base_url=api.url, timeout=25, limits=limits) as http:
+        # Connections that are made already: on others nothing is sent before Redis has answered.
+        warm = await asyncio.gather(*(submit(http, tokens=1) for _ in range(12)))
+        store.send(signal.SIGSTOP)
+        prompt = '@fake {"tokens": 1000, "rate": 20}'
+        chat = {"messages": [{"role": "user", "content": prompt}], "n": 2}
+        answers = await asyncio.gather(
+            *(http.post("/tasks", json={"prompt": prompt}) for _ in range(4)),
+            *(http.post("/v1/chat/completions", json=chat) for _ in range(2)),
+        )
+        store.send(signal.SIGCONT)
+        assert all(map(refused, answers))
+
+        async def withdrawn() -> bool:
+            tombs = [key async for key in frail.redis.scan_iter("*:tomb:*")]
+            return len(tombs) == len(warm) + 4 + 2 * 2
+
+        await eventually(withdrawn, what="all that was refused to be withdrawn")
+        tasks = {key.split(b":")[-1].decode() async for key in frail.redis.scan_iter("*:task:*")}
+        assert tasks == set(warm)
+        assert (await read(http, await submit(http, tokens=3)))[-1].event == "completed"
+    await frail.quiet()
 
 
 async def test_all_data_gone_and_the_fleet_works_again(store: Store, frail: LocalFleet) -> None:

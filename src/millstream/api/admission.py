@@ -15,6 +15,7 @@ from millstream.api.limiter import Limiter
 from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
+from millstream.api.withdrawals import Withdrawals
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import (
     IdempotencyConflict,
@@ -68,9 +69,15 @@ class Admission:
     """The one way into the queue."""
 
     def __init__(
-        self, scripts: Scripts, directory: Directory, limiter: Limiter, settings: Settings
+        self,
+        scripts: Scripts,
+        withdrawals: Withdrawals,
+        directory: Directory,
+        limiter: Limiter,
+        settings: Settings,
     ) -> None:
         self._scripts = scripts
+        self._withdrawals = withdrawals
         self._directory = directory
         self._limiter = limiter
         self._settings = settings
@@ -103,7 +110,8 @@ class Admission:
             InvalidRequest: a value is out of bounds, or the model is unknown.
             QueueFull: as many wait as may.
             NoWorker: nobody has joined the fleet yet.
-            RedisUnavailable: Redis does not answer.
+            RedisUnavailable: Redis does not answer; no task comes of it, unless there is a key by
+                which to find it.
             IdempotencyConflict: the key stands for another body.
             RateLimited: the caller has used what it may.
             NotAllowed: the caller may not use the class.
@@ -238,6 +246,9 @@ class Admission:
             )
         except RedisError:
             self._away_until[shard] = time.monotonic() + AWAY_S
+            if task["idempotency_key"] is None:  # else who sends it again finds it
+                task_ids = [task_id, *(one_more for one_more, _ in more)]
+                self._withdrawals.add(task_ids, task["caller"])
             raise
 
     def _check(self, requests: Sequence[TaskRequest]) -> None:

@@ -26,6 +26,7 @@ from millstream.api.queue_watch import QueueWatch
 from millstream.api.relay import Relay, missing_task, unavailable
 from millstream.api.shown import Shown
 from millstream.api.stream_slots import StreamSlots
+from millstream.api.withdrawals import Withdrawals
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.keys import APIS, Keys
@@ -75,7 +76,10 @@ class Pod:
         store = LimitStore(scripts.runner, shards=settings.shards, lease_s=settings.lease_s)
         self.limiter = Limiter(store, settings)
         self.stream_slots = StreamSlots(store, lease_s=settings.lease_s)
-        self.admission = Admission(scripts, self.directory, self.limiter, settings)
+        self.withdrawals = Withdrawals(scripts, result_ttl_s=settings.result_ttl_s)
+        self.admission = Admission(
+            scripts, self.withdrawals, self.directory, self.limiter, settings
+        )
         self.queue_watch = QueueWatch(scripts)
         self.departures = Departures(
             self.stop, self.feed, self.spawn, grace_s=settings.disconnect_grace_s
@@ -205,6 +209,7 @@ async def open_pod(settings: Settings, authenticator: Authenticator) -> AsyncGen
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
+            asyncio.create_task(pod.withdrawals.run(), name="withdrawals"),
             asyncio.create_task(pod.check_store(), name="check redis"),
             asyncio.create_task(authenticator.keyring.watch(), name="watch keys"),
             asyncio.create_task(Deadlines(pod.scripts, settings).run(), name="deadlines"),

@@ -366,9 +366,22 @@ class Scripts:
             return answer[0].decode(), 0, 0
         return answer[0].decode(), int(answer[1]), int(answer[2])
 
-    async def delete(self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int) -> bool:
-        """End and forget a task, as if it had never been; whether there was one of this caller."""
-        answer = await self._run("delete", [shard.task(task_id)], [task_id, caller, result_ttl_s])
+    async def delete(
+        self,
+        shard: Keys,
+        *,
+        task_id: str,
+        caller: str,
+        result_ttl_s: int,
+        withdraw: bool = False,
+    ) -> bool:
+        """End and forget a task, as if it had never been; whether there was one of this caller.
+
+        With `withdraw` its submit had no answer: should it come yet, it makes no task.
+        """
+        answer = await self._run(
+            "delete", [shard.task(task_id)], [task_id, caller, result_ttl_s, int(withdraw)]
+        )
         return answer == b"deleted"
 
     async def follow(

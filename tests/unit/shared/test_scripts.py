@@ -488,6 +488,21 @@ async def test_who_leaves_ends_only_what_nobody_else_wants(bench: Bench) -> None
     assert await leave(native, "p1") == "running"
 
 
+async def test_a_withdrawn_task_is_not_taken_whenever_its_submit_comes(bench: Bench) -> None:
+    ids = [new_task_id(0), new_task_id(0)]
+    withdraw = {"caller": "ann", "result_ttl_s": 10, "withdraw": True}
+    assert not await bench.scripts.delete(SHARD, task_id=ids[0], **withdraw)
+    await bench.task(task_id=ids[1])
+    (claim,) = await bench.claim("w")
+    assert await bench.scripts.delete(SHARD, task_id=ids[1], **withdraw)
+    assert await bench.append(row(claim, 1, "a")) == [MISSING]
+    for task_id in ids:
+        assert isinstance(await bench.submit(task_id=task_id), Refused)
+        assert not await bench.client.exists(SHARD.task(task_id), SHARD.log(task_id))
+        assert 10 < await bench.client.ttl(SHARD.tomb(task_id)) <= 10 + 86400
+    assert await bench.queue_length() == 0
+
+
 async def test_stop_after_the_end_changes_nothing(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")

@@ -1,10 +1,14 @@
 #!lua flags=allow-oom
 -- Forget a task: it ends, if it has not, and nothing of it is left that anybody could ask for.
 -- KEYS: task
--- ARGV: id, caller, result_ttl_s
+-- ARGV: id, caller, result_ttl_s, withdraw (0|1)
+--       withdraw: its submit had no answer, and may be on its way yet: a tomb refuses it
 -- -> 'deleted' | 'unknown'
 local id = ARGV[1]
 local task = read_task(id)
+if ARGV[4] == '1' then
+  redis.call('SET', tomb_key(id), ARGV[2], 'EX', int(ARGV[3] + TOMB_EXTRA_S))
+end
 if not task.state or task.caller ~= ARGV[2] then return 'unknown' end
 if task.state == 'queued' or task.state == 'running' then
   finish(id, task, 'cancelled', '', tonumber(ARGV[3]))
@@ -13,5 +17,6 @@ if task.state == 'queued' or task.state == 'running' then
     redis.call('SPUBLISH', control_channel(task.worker), 'stop ' .. id .. ' ' .. task.attempt)
   end
 end
-redis.call('DEL', task_key(id), log_key(id), tomb_key(id))
+redis.call('DEL', task_key(id), log_key(id))
+if ARGV[4] == '0' then redis.call('DEL', tomb_key(id)) end
 return 'deleted'

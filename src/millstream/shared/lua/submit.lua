@@ -22,6 +22,8 @@ if KEYS[3] then
     return {seen[2] == ARGV[7] and 'known' or 'conflict', seen[1]}
   end
 end
+-- Its pod has given up on it and told so: this comes too late, and nobody hears the answer.
+if redis.call('EXISTS', tomb_key(id)) == 1 then return {'full', 0} end
 local class = class_of(ARGV[13])
 local task = {model = model, caller = caller, priority = class, weight = ARGV[14]}
 
