@@ -6,6 +6,7 @@ import signal
 from contextlib import suppress
 
 import httpx
+import pytest
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet, within
 from tests.support.native import read, submit
@@ -67,6 +68,46 @@ async def test_a_chat_cut_by_a_closing_pod_is_an_error_and_stops_its_task(
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
     assert await api.ended() == 0
+    await fleet.quiet()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_a_pod_at_once_and_with_an_answer_to_all(
+    fleet: LocalFleet, second: signal.Signals
+) -> None:
+    """Whole answers got a plain 500, and the log a traceback for each."""
+    api = await fleet.api(drain_s=25)
+    await fleet.worker(max_concurrent=4)
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        asked: list[asyncio.Task[httpx.Response]] = []
+        for rate in (5, 300):  # standing between tokens, and never
+            directive = json.dumps({"tokens": 100_000, "rate": rate})
+            body = {"messages": [{"role": "user", "content": f"@fake {directive}"}]}
+            for stream in (False, True):
+                post = http.post("/v1/chat/completions", json={**body, "stream": stream})
+                asked.append(asyncio.create_task(post))
+
+        async def all_run() -> bool:
+            return sum(worker.running for worker in await fleet.workers()) == len(asked)
+
+        await eventually(all_run, what="running tasks")
+        api.signal(signal.SIGTERM)
+
+        async def leaving() -> bool:
+            return (await http.get("/ready")).status_code == 503
+
+        await eventually(leaving, what="the pod to know that it goes")
+        api.signal(second)
+        answers = await within(15, asyncio.gather(*asked))
+    for answer in answers:
+        if answer.headers["content-type"] == "application/json":
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "server_closing"
+        else:
+            last = sse.parse(answer.text)[-1]
+            assert last.json["error"]["code"] == "server_closing"
+    assert await api.ended() == 0
+    assert "Traceback" not in api.text()
     await fleet.quiet()
 
 

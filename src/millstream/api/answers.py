@@ -162,6 +162,7 @@ async def _collect(
                 return [Told(told, ends[choice]) for choice, told in enumerate(tokens)]
             if turn:
                 heard_at = time.monotonic()
-            elif pod.closed or (pod.closing and time.monotonic() - heard_at > CLOSING_SILENCE_S):
+            silent = time.monotonic() - heard_at > CLOSING_SILENCE_S
+            if pod.closed or (pod.closing and silent):
                 break
     return None

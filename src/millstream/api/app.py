@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from millstream import __version__
 from millstream.api.auth.authenticator import Authenticator
 from millstream.api.errors import install_error_handlers
+from millstream.api.farewell import Farewell
 from millstream.api.pod import open_pod
 from millstream.api.rate_headers import RATE_HEADERS
 from millstream.api.routes import (
@@ -74,12 +75,13 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     app.mount("/static", pages.static_files())
     describe(app)
     allowed = authenticator.pages
+    served = Farewell(app)
     if not (allowed.all or allowed.private or allowed.listed):
-        return app, SecurityHeaders(app)
+        return app, SecurityHeaders(served)
     # Who may read an answer. Whether a page of a fleet without keys may ask is decided before.
     everyone = allowed.all or allowed.private
     cors = CORSMiddleware(
-        app,
+        served,
         allow_origins=["*"] if everyone else sorted(allowed.listed),
         allow_methods=["*"],
         allow_headers=["*"],

@@ -102,13 +102,17 @@ class Pod:
             while self.loop.time() < deadline:
                 await asyncio.sleep(CLOSING_LOOK_S)
                 self.feed.wake_all()
-            self.closed = True
-            self.feed.wake_all()
+            self.end_streams()
 
         if not self.closing:
             self.closing = True
             self.feed.wake_all()
             self._closing_task = asyncio.create_task(close_rest(), name="close streams")
+
+    def end_streams(self) -> None:
+        """The grace is over: last words to all."""
+        self.closing = self.closed = True
+        self.feed.wake_all()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run something that must go on when the request that wanted it is gone."""

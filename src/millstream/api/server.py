@@ -28,6 +28,8 @@ VANISHED_LATER_S = 5.0
 LINGER_S = 1.0
 # How long a connection that was taken may stay without a request after that.
 LAST_REQUESTS_S = 0.5
+# How long answers may take to end after a second signal; what has not is cancelled.
+LAST_WORDS_S = 0.5
 LOOK_S = 1.0  # a Redis that is there has answered by then
 
 
@@ -45,9 +47,11 @@ class _Server(uvicorn.Server):
         # Not uvicorn's own handler: it raises the signal again at the end, and a drained pod would
         # look killed.
         pod: Pod | None = getattr(self._app.state, "pod", None)
-        if pod is None or self._leaving:
-            self.force_exit = self._leaving
+        if pod is None:
             self.should_exit = True
+            return
+        if self._leaving:
+            pod.loop.call_soon_threadsafe(self._leave_now, pod)
             return
         self._leaving = True
         # A request that is on its way while the sockets close would be lost: take what comes for a
@@ -61,6 +65,16 @@ class _Server(uvicorn.Server):
     def _leave(self, pod: Pod) -> None:
         pod.close_streams()
         pod.loop.call_later(LINGER_S, self._stop_listening, pod.loop)
+
+    def _leave_now(self, pod: Pod) -> None:
+        # Not by `force_exit`, after which the loop would end with the pod's tasks still to stop.
+        pod.end_streams()
+        self.should_exit = True
+        pod.loop.call_later(LAST_WORDS_S, self._cancel_requests)
+
+    def _cancel_requests(self) -> None:
+        for task in self.server_state.tasks:
+            task.cancel()
 
     def _stop_listening(self, loop: asyncio.AbstractEventLoop) -> None:
         # Closing a socket resets what the kernel has connected and nobody has accepted: accept all

@@ -176,25 +176,23 @@ async def answer_stream(
                 if last.kind != TaskState.COMPLETED:
                     yield text.encode()
                     return
-            if turn:
-                heard_at = time.monotonic()
-            elif pod.closed or (
-                pod.closing
-                and (choices[0].resumable or time.monotonic() - heard_at > CLOSING_SILENCE_S)
-            ):
-                error = error_object(
-                    "This server is going away; the answer was cut.",
-                    status=503,
-                    code="server_closing",
-                )
-                yield choices[0].farewell(error).encode()
-                return
             if not text and silence.due:
                 text = choices[0].ping
             if text:
                 yield text.encode()
                 silence.broken()
             if not left:
+                return
+            if turn:
+                heard_at = time.monotonic()
+            silent = time.monotonic() - heard_at > CLOSING_SILENCE_S
+            if pod.closed or (pod.closing and not turn and (choices[0].resumable or silent)):
+                error = error_object(
+                    "This server is going away; the answer was cut.",
+                    status=503,
+                    code="server_closing",
+                )
+                yield choices[0].farewell(error).encode()
                 return
     except MillstreamError as error:
         told = error_object(error.message, status=500, code=error.code)
