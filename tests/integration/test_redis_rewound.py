@@ -2,10 +2,11 @@
 
 import asyncio
 import signal
+from typing import Any
 
 import httpx
 from tests.support import sse
-from tests.support.local_fleet import LocalFleet, Process
+from tests.support.local_fleet import Api, LocalFleet, Process
 from tests.support.native import read, submit
 from tests.support.store import Store
 from tests.support.waiting import eventually
@@ -136,6 +137,100 @@ async def test_a_pod_puts_back_what_it_has_told(frail: LocalFleet, store: Store)
         sse.check_native(frames)
         assert sse.native_text(frames) == expected
         assert (await http.get(f"/tasks/{running}")).json()["attempts"] == 2
+    await frail.quiet()
+
+
+async def stopped_then_lost(
+    frail: LocalFleet, store: Store, *, reader: Api, asked: Api, worker: Process
+) -> tuple[str, dict[str, Any]]:
+    """A task of 25 tokens or more, stopped; Redis is down and has 10 to 24 of them, no stop.
+
+    Its id, and what the stop was answered.
+    """
+    async with httpx.AsyncClient(timeout=25) as http, httpx.AsyncClient(base_url=reader.url) as one:
+        task_id = await submit(one, tokens=1000, rate=30)
+        reading = Reading(one, task_id)
+        await reading.has(10)
+        mark = store.mark()
+        await reading.has(25)
+        answer = await http.post(f"{asked.url}/tasks/{task_id}/stop")
+        assert (await reading.ended())[-1].event == "cancelled"
+
+        async def dropped() -> bool:
+            return all(info.running == 0 for info in await frail.workers())
+
+        await eventually(dropped, what="the worker to hear of the stop")
+        freeze(reader, asked, worker)
+        store.lose_since(mark)
+    return task_id, answer.json()
+
+
+async def told_again(api: Api, task_id: str, told: dict[str, Any]) -> None:
+    """The task ends as its caller was told, with all its text."""
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+
+        async def as_told() -> dict[str, Any] | None:
+            task = (await http.get(f"/tasks/{task_id}")).json()
+            return task if task.get("status") == "cancelled" else None
+
+        task = await eventually(as_told, what="the stop to hold again")
+        assert {**task, **told} == task
+        frames = await read(http, task_id)
+        sse.check_native(frames)
+        assert len(frames) == told["usage"]["completion_tokens"] + 1
+
+
+async def test_a_worker_puts_back_a_stop_whose_pod_died(frail: LocalFleet, store: Store) -> None:
+    api, worker = await frail.api(keepalive_s=0.5), await frail.worker()
+    task_id, told = await stopped_then_lost(frail, store, reader=api, asked=api, worker=worker)
+    api.kill()
+    store.start()
+    assert 10 <= await length(frail, task_id) < 25
+    wake(worker)
+    await told_again(await frail.api(), task_id, told)
+    await frail.quiet()
+
+
+async def test_a_stop_is_put_back_behind_the_text_that_another_pod_has(
+    frail: LocalFleet, store: Store
+) -> None:
+    """It ended the shortened log, and the readers of what was missing got `log_rewound`."""
+    reader, asked = await frail.api(keepalive_s=0.5), await frail.api(keepalive_s=0.5)
+    worker = await frail.worker()
+    task_id, told = await stopped_then_lost(frail, store, reader=reader, asked=asked, worker=worker)
+    worker.kill()
+    store.start()
+    wake(asked)
+
+    async def listens() -> bool:
+        return await frail.redis.execute_command("PUBSUB", "SHARDCHANNELS", "*:pod:*") != []
+
+    await eventually(listens, what="the pod that was asked to be connected again")
+    async with httpx.AsyncClient(base_url=asked.url) as http:  # by now it has looked at the log
+        assert (await http.get(f"/tasks/{task_id}")).json()["status"] == "running"
+    wake(reader)
+    await told_again(reader, task_id, told)
+    await told_again(asked, task_id, told)
+    await frail.quiet()
+
+
+async def test_a_stop_waits_for_text_that_nobody_has_for_seconds_only(
+    frail: LocalFleet, store: Store
+) -> None:
+    reader, asked = await frail.api(keepalive_s=0.5), await frail.api(keepalive_s=0.5)
+    worker = await frail.worker()
+    task_id, told = await stopped_then_lost(frail, store, reader=reader, asked=asked, worker=worker)
+    worker.kill()
+    reader.kill()
+    store.start()
+    wake(asked)
+    async with httpx.AsyncClient(base_url=asked.url) as http:
+
+        async def stopped() -> bool:
+            return (await http.get(f"/tasks/{task_id}")).json()["status"] == "cancelled"
+
+        await eventually(stopped, what="the stop to hold again")
+    assert await length(frail, task_id) <= told["usage"]["completion_tokens"]
     await frail.quiet()
 
 

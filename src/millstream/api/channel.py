@@ -106,15 +106,20 @@ class Channel:
                 session = self._session
                 done.clear()
             try:
-                changed = await self._shown.put_back(self._shard, done=done)
+                changed, waiting = await self._shown.put_back(self._shard, done=done)
             except RedisError as error:
                 logger.debug("put back: %s", error)
                 self._reopened.set()
                 await asyncio.sleep(PUT_BACK_PAUSE_S)
                 continue
             self._on_rewound(changed)
-            self._checked = session
-            self._on_ready()
+            done.update(changed)
+            if self._checked != session:
+                self._checked = session
+                self._on_ready()
+            if waiting:
+                self._reopened.set()
+                await asyncio.sleep(PUT_BACK_PAUSE_S)
 
     async def prove(self) -> None:
         """Send a pulse, and connect again where it would not be, or has not been, heard.

@@ -151,7 +151,7 @@ class Pod:
         if state in ("unknown", "expired"):
             raise missing_task(task_id, expired=state == "expired")
         if state == TaskState.CANCELLED:
-            self.shown.note_stop(task_id, caller)
+            self.shown.note_stop(task_id, caller, tokens=completion)
         return TaskState(state), Usage(prompt, completion)
 
     def left(self, accepted: Accepted, caller: str, *, for_now: bool = False) -> None:

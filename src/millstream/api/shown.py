@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
-from millstream.shared.scripts import Scripts
+from millstream.shared.scripts import SHORT, Scripts
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 KEEP_S = 3.0
 MOST_EVENTS = 512  # of one task; bounds what a reader that rushes through a long log leaves here
 
+# How long a stop waits for the text that was there before it: workers and other pods put that back
+# as soon as they are connected again. Less than readers wait for it (`relay.HEAL_S`).
+TEXT_S = 4.0
 AT_ONCE = 8  # calls; half the connections of the pod
 
 
@@ -42,6 +45,10 @@ class _End:
     told_at: float
     caller: str
     script: Callable[..., Awaitable[object]]
+    tokens: int = 0
+    """How many the caller was told that there are."""
+    short_since: float | None = None
+    """When the log was first found to have fewer."""
 
 
 class Shown:
@@ -67,9 +74,9 @@ class Shown:
         while tail.count > MOST_EVENTS and len(tail.batches) > 1:
             tail.count -= len(tail.batches.popleft()[1])
 
-    def note_stop(self, task_id: str, caller: str) -> None:
-        """A caller was told that its task is stopped."""
-        self._ends[task_id] = _End(time.monotonic(), caller, self._scripts.stop)
+    def note_stop(self, task_id: str, caller: str, *, tokens: int) -> None:
+        """A caller was told that its task is stopped, after so many tokens."""
+        self._ends[task_id] = _End(time.monotonic(), caller, self._scripts.stop, tokens)
 
     def note_delete(self, task_id: str, caller: str) -> None:
         """A caller was told that its task is deleted."""
@@ -89,8 +96,11 @@ class Shown:
             if end.told_at < oldest and shard_of(task_id) == shard:
                 del self._ends[task_id]
 
-    async def put_back(self, shard: int, *, done: set[str]) -> list[str]:
+    async def put_back(self, shard: int, *, done: set[str]) -> tuple[list[str], bool]:
         """Write again what a shard's Redis may lack; the tasks whose logs have gone on otherwise.
+
+        Also whether there are stops left that wait for texts which others have: then it is to be
+        called again soon.
 
         Args:
             shard: The shard.
@@ -107,8 +117,10 @@ class Shown:
         }
         ends = {task_id: end for task_id, end in self._ends.items() if shard_of(task_id) == shard}
         changed: list[str] = []
+        waiting = False
 
         async def write_again(task_id: str) -> None:
+            nonlocal waiting
             answer = "whole"
             if task_id in tails:
                 answer = await self._scripts.restore(
@@ -117,17 +129,13 @@ class Shown:
                     result_ttl_s=self._result_ttl_s,
                     events=tails[task_id],
                 )
-            if (end := ends.get(task_id)) is not None:
-                await end.script(
-                    Keys(shard),
-                    task_id=task_id,
-                    caller=end.caller,
-                    result_ttl_s=self._result_ttl_s,
-                )
+            ended = task_id not in ends or await self._end_again(shard, task_id, ends[task_id])
             if answer == "other":
                 changed.append(task_id)  # and asked again after an error, to be told in the end
-            else:
+            elif ended:
                 done.add(task_id)
+            else:
+                waiting = True
 
         left = [task_id for task_id in {**tails, **ends} if task_id not in done]
         for at in range(0, len(left), AT_ONCE):
@@ -145,4 +153,21 @@ class Shown:
         self._ends = {**ends, **self._ends}
         if changed:
             logger.warning("Redis has lost events of %d tasks that were shown", len(changed))
-        return changed
+        return changed, waiting
+
+    async def _end_again(self, shard: int, task_id: str, end: _End) -> bool:
+        """Bring an end about again, unless its text is still to come."""
+        now = time.monotonic()
+        waits = end.tokens > 0 and (end.short_since is None or now - end.short_since < TEXT_S)
+        answer = await end.script(
+            Keys(shard),
+            task_id=task_id,
+            caller=end.caller,
+            result_ttl_s=self._result_ttl_s,
+            **({"least_tokens": end.tokens} if waits else {}),
+        )
+        if waits and answer == SHORT:
+            end.short_since = end.short_since or now
+            return False
+        end.short_since = None
+        return True

@@ -17,6 +17,8 @@ from millstream.shared.states import Priority, TaskState
 
 STALE, ENDED, MISSING = -1, -2, -3
 """What append answers instead of an event number."""
+SHORT = ("short", 0, 0)
+"""What stop answers while the log lacks what it had when the task was stopped before."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -351,16 +353,26 @@ class Scripts:
         return answer.decode()
 
     async def stop(
-        self, shard: Keys, *, task_id: str, caller: str, result_ttl_s: int, left_by: str = ""
+        self,
+        shard: Keys,
+        *,
+        task_id: str,
+        caller: str,
+        result_ttl_s: int,
+        left_by: str = "",
+        least_tokens: int = 0,
     ) -> tuple[str, int, int]:
         """End a task as cancelled if it has not ended; its state, prompt and completion tokens.
 
         With `left_by`, the pod whose reader has gone, it goes on if another pod follows it, or if
-        its answer belongs to no connection. The state is `unknown` or `expired` where there is no
-        such task of this caller.
+        its answer belongs to no connection. With fewer than `least_tokens` in its log it goes on,
+        and the answer is `SHORT`. The state is `unknown` or `expired` where there is no such task
+        of this caller.
         """
         answer = await self._run(
-            "stop", [shard.task(task_id)], [task_id, caller, result_ttl_s, left_by]
+            "stop",
+            [shard.task(task_id)],
+            [task_id, caller, result_ttl_s, left_by, least_tokens],
         )
         if len(answer) == 1:
             return answer[0].decode(), 0, 0

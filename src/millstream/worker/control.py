@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from millstream.shared.keys import Keys
 from millstream.shared.subscription import Subscription
+from millstream.worker.stopped import Stop
 
 
 def control_subscription(
@@ -11,8 +12,9 @@ def control_subscription(
     shard: int,
     *,
     worker_id: str,
+    on_open: Callable[[int], None],
     on_bell: Callable[[bool], None],
-    on_stop: Callable[[str, int], None],
+    on_stop: Callable[[Stop], None],
 ) -> Subscription:
     """What a worker listens on, for one shard.
 
@@ -20,20 +22,22 @@ def control_subscription(
         redis_url: Where Redis is.
         shard: Of what shard.
         worker_id: Whose channel.
+        on_open: Called with the shard after each (re)connection: what was sent meanwhile was lost.
         on_bell: Called when there may be work; True when it may be another worker's.
-        on_stop: Called with task id and attempt of a task that has been stopped.
+        on_stop: Called with a task that has been stopped.
     """
 
     def on_message(payload: bytes) -> None:
-        word, *rest = payload.decode().split(" ")
+        word, *rest = payload.decode().split(" ", 4)
         if word == "stop":
-            on_stop(rest[0], int(rest[1]))
+            task_id, attempt, seq, data = [*rest, "0", ""][:4]
+            on_stop(Stop(task_id, int(attempt), int(seq), data))
         else:
             on_bell(word == "released")
 
     return Subscription(
         redis_url,
         Keys(shard).control(worker_id),
-        on_open=lambda: on_bell(True),  # for what was rung while nobody listened
+        on_open=lambda: on_open(shard),
         on_message=on_message,
     )

@@ -178,6 +178,11 @@ class Job:
         self._detail = error_data(message, code="internal_error", kind="server_error")
 
     @property
+    def events(self) -> Sequence[tuple[str, str]]:
+        """(ids, data) of all token events so far, from the task's first."""
+        return self._events
+
+    @property
     def suspect(self) -> bool:
         """Whether the task may be what took its last workers down; progress clears it."""
         return self._suspect and self.written == self._inherited

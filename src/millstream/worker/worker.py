@@ -24,6 +24,7 @@ from millstream.worker.lease import LeaseKeeper
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
 from millstream.worker.shutdown import Shutdown
+from millstream.worker.stopped import Stop, Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Worker:
         )
         self._info: EngineInfo | None = None
         self._runner: Runner | None = None
+        self._stopped: Stopped | None = None
         self._publishers: list[Publisher] = []
         """One per shard."""
         self._stale_refused = 0
@@ -138,19 +140,32 @@ class Worker:
             on_room=lambda: consumer.ring(sweep=False),
         )
         consumer = Consumer(claims, runner, settings, worker_id=self.id)
+        stopped = self._stopped = Stopped(scripts, result_ttl_s=settings.result_ttl_s)
+
+        def on_stop(stop: Stop) -> None:
+            if job := runner.find(stop.task_id, stop.attempt):
+                self._drop(job)
+            stopped.note(stop)
+
+        def on_control_open(shard: int) -> None:
+            stopped.doubt(shard)
+            consumer.ring()  # for what was rung while nobody listened
+
         controls = [
             control_subscription(
                 settings.redis_url,
                 shard,
                 worker_id=self.id,
+                on_open=on_control_open,
                 on_bell=consumer.ring,
-                on_stop=self._on_stop,
+                on_stop=on_stop,
             )
             for shard in range(settings.shards)
         ]
         claiming = asyncio.create_task(consumer.run(), name="consumer")
         background = [
             claiming,
+            asyncio.create_task(stopped.run(), name="stopped"),
             *(asyncio.create_task(item.run(), name="publisher") for item in publishers),
             *(asyncio.create_task(item.run(), name="control") for item in controls),
         ]
@@ -237,10 +252,6 @@ class Worker:
         if self._runner is not None:
             self._runner.on_step(outputs)
 
-    def _on_stop(self, task_id: str, attempt: int) -> None:
-        if self._runner is not None and (job := self._runner.find(task_id, attempt)):
-            self._drop(job)
-
     def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
         for job, answer in lost:
             self._stale_refused += answer == STALE
@@ -249,6 +260,8 @@ class Worker:
     def _drop(self, job: Job) -> None:
         if self._runner is not None:
             self._runner.drop(job)
+        if self._stopped is not None:
+            self._stopped.left(job.request_id, job.events)
 
     def _on_engine_failed(self, reason: str) -> None:
         if self._engine_fault is None:

@@ -64,13 +64,13 @@ async def test_what_was_put_back_is_not_put_back_again_after_an_error(scripts: S
     assert done == {task_id for task_id, _ in pairs} - {last}
     await client.delete(SHARD.log(first))
     await client.rename(aside, SHARD.task(last))
-    assert await shown.put_back(0, done=done) == []
+    assert await shown.put_back(0, done=done) == ([], False)
     assert [await client.xlen(SHARD.log(task_id)) for task_id, _ in pairs] == (
         [0] + [3] * (AT_ONCE + 1)
     )
     # After another loss of the connection all of it is in doubt again.
     await client.hset(SHARD.task(first), "seq", 0)
-    assert await shown.put_back(0, done=set()) == []
+    assert await shown.put_back(0, done=set()) == ([], False)
     assert await client.xlen(SHARD.log(first)) == 3
 
 

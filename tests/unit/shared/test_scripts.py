@@ -17,6 +17,7 @@ from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import (
     ENDED,
     MISSING,
+    SHORT,
     STALE,
     AppendRow,
     Claim,
@@ -462,6 +463,30 @@ async def test_a_deleted_task_has_never_been(bench: Bench, pubsub: Any, state: s
             message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
         ((told, events),) = decode_pod_message(message["data"])
         assert (told, [event.kind for event in events]) == (task_id, ["cancelled"])
+    await pubsub.aclose()
+
+
+async def test_a_stop_that_is_put_back_waits_for_its_text(bench: Bench, pubsub: Any) -> None:
+    async def stop(least_tokens: int) -> tuple[str, int, int]:
+        return await bench.scripts.stop(
+            SHARD, task_id=task_id, caller="ann", result_ttl_s=10, least_tokens=least_tokens
+        )
+
+    task_id = await bench.task()
+    assert await stop(2) == SHORT  # the claim was lost as well
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, "a"))
+    assert await stop(2) == SHORT
+    assert await bench.state(task_id) == "running"
+    await pubsub.ssubscribe(SHARD.control("w1"))
+    await bench.append(row(claim, 2, "b"))
+    assert (await stop(2))[0] == "cancelled"
+    assert (await stop(9))[0] == "cancelled"  # it has ended, and that stays
+    end = (await bench.log(task_id))[-1]
+    message = None
+    while message is None or not message["data"].startswith(b"stop"):
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+    assert message["data"].decode() == f"stop {task_id} 1 {end.seq} {end.data}"
     await pubsub.aclose()
 
 

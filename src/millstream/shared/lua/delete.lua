@@ -11,11 +11,7 @@ if ARGV[4] == '1' then
 end
 if not task.state or task.caller ~= ARGV[2] then return 'unknown' end
 if task.state == 'queued' or task.state == 'running' then
-  finish(id, task, 'cancelled', '', tonumber(ARGV[3]))
-  send_posts() -- whoever reads it live sees it end
-  if task.worker and task.worker ~= '' then
-    redis.call('SPUBLISH', control_channel(task.worker), 'stop ' .. id .. ' ' .. task.attempt)
-  end
+  cancel(id, task, tonumber(ARGV[3])) -- whoever reads it live sees it end
 end
 redis.call('DEL', task_key(id), log_key(id))
 if ARGV[4] == '0' then redis.call('DEL', tomb_key(id)) end

@@ -95,7 +95,8 @@ end
 -- End a task, as read: its last event, its state, its place in the queue, its remaining life.
 -- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON). `data` is
 -- made from them where it is not given.
--- The growing command comes first, so that a full Redis refuses the whole.
+-- The growing command comes first, so that a full Redis refuses the whole. Returns number and data of
+-- the last event.
 local function finish(id, task, kind, detail, result_ttl_s, data)
   local seq = int(tonumber(task.seq or 0) + 1)
   local usage = usage_json(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
@@ -125,6 +126,17 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
   if task.started then measured(task, now) end
   count_usage(task, now)
   post(task.followers, {id, tonumber(seq), kind, '', data})
+  return seq, data
+end
+
+-- End an unfinished task as cancelled, and have its worker drop it and remember how it ended.
+local function cancel(id, task, result_ttl_s)
+  local seq, data = finish(id, task, 'cancelled', '', result_ttl_s)
+  send_posts()
+  if (task.worker or '') ~= '' then
+    redis.call('SPUBLISH', control_channel(task.worker),
+      table.concat({'stop', id, task.attempt, seq, data}, ' '))
+  end
 end
 
 -- Milliseconds until the last of `places` waiting tasks is served: 0 while a worker has room, -1 while
