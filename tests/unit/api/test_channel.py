@@ -55,15 +55,14 @@ async def test_what_was_put_back_is_not_put_back_again_after_an_error(scripts: S
         shown.note(task_id, told)
     client = scripts._client
     first, *_, last = [task_id for task_id, _ in pairs]
-    aside = SHARD.task("aside")
-    await client.rename(SHARD.task(last), aside)
-    await client.set(SHARD.task(last), "not a hash", ex=60)  # what it meets is an error
+    seq = await client.hget(SHARD.task(last), "seq")
+    await client.hset(SHARD.task(last), "seq", "no number")  # what it meets is an error
     done = set[str]()
     with pytest.raises(RedisError):
         await shown.put_back(0, done=done)
     assert done == {task_id for task_id, _ in pairs} - {last}
     await client.delete(SHARD.log(first))
-    await client.rename(aside, SHARD.task(last))
+    await client.hset(SHARD.task(last), "seq", seq)
     assert await shown.put_back(0, done=done) == ([], False)
     assert [await client.xlen(SHARD.log(task_id)) for task_id, _ in pairs] == (
         [0] + [3] * (AT_ONCE + 1)

@@ -547,6 +547,34 @@ async def test_expired_is_told_from_unknown_to_its_caller_alone(bench: Bench) ->
     assert (await bench.stop(task_id, "bob"))[0] == "unknown"
 
 
+@pytest.mark.parametrize("key", ["task", "log"])
+async def test_a_task_with_an_overwritten_key_fails_alone(bench: Bench, key: str) -> None:
+    """Its error failed the call for all tasks of the worker, for ever."""
+
+    async def overwrite(task_id: str) -> None:
+        await bench.client.delete(getattr(SHARD, key)(task_id))
+        await bench.client.set(getattr(SHARD, key)(task_id), "x", ex=60)
+
+    ids = [await bench.task() for _ in range(3)]
+    first, second, third = await bench.claim("w")
+    await bench.append(row(first, 1, "a"), row(second, 1, "a"), row(third, 1, "a"))
+    await overwrite(first.task_id)
+    assert await bench.append(row(first, 2, "b"), row(second, 2, "b")) == [MISSING, 2]
+    await overwrite(second.task_id)
+    assert [await bench.renew("w", claim) for claim in (second, third)] == [ENDED, 1]
+    waiting = await bench.task()
+    await overwrite(waiting)
+    await bench.lapse()
+    assert [claim.task_id for claim in await bench.claim("other")] == [third.task_id]
+    await overwrite(third.task_id)
+    for task_id in (*ids, waiting):
+        follow = bench.scripts.follow(
+            SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=9
+        )
+        assert await follow == "unknown"
+        assert not await bench.client.exists(SHARD.task(task_id), SHARD.log(task_id))
+
+
 async def test_append_to_a_task_that_is_gone(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")

@@ -21,6 +21,7 @@ end
 local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
   local id, attempt, first = row[1], int(row[2]), row[4]
+  clear_broken(id)
   local state, owner, seq, tokens, followers, orphan_ms, worker, prompt_tokens, paid =
     unpack(redis.call('HMGET', task_key(id), 'state', 'attempt', 'seq', 'tokens', 'followers',
       'orphan_ms', 'worker', 'prompt_tokens', 'paid'))

@@ -4,6 +4,7 @@
 -- ARGV: id, caller, pod ('' only reads), after, at most so many events
 -- -> {'ok', state, seq, model, log entries} | {'unknown'} | {'expired'} | {'rewound'}
 local id, pod = ARGV[1], ARGV[3]
+clear_broken(id)
 local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers', 'entry',
   'rewound_at')
 if not task[1] then

@@ -10,6 +10,7 @@ local now = now_ms()
 local answers = {}
 for at = 4, #ARGV, 2 do
   local id, attempt = ARGV[at], ARGV[at + 1]
+  clear_broken(id)
   local task = redis.call('HMGET', task_key(id), 'state', 'attempt', 'worker', 'deadline', 'model',
     'entry')
   local unfinished = task[1] == 'queued' or task[1] == 'running'

@@ -5,7 +5,16 @@ local TASK_FIELDS = {
   'created', 'deadline', 'rewound_at', 'priority', 'weight', 'paid',
   'reserved',
 }
+-- A task one of whose keys somebody has overwritten with another type is gone, and goes as a whole:
+-- its errors would fail the call for all tasks of it, for ever.
+local function clear_broken(id)
+  local task, log = redis.call('TYPE', task_key(id)).ok, redis.call('TYPE', log_key(id)).ok
+  if (task ~= 'hash' and task ~= 'none') or (log ~= 'stream' and log ~= 'none') then
+    redis.call('DEL', task_key(id), log_key(id))
+  end
+end
 local function read_task(id)
+  clear_broken(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))
   local task = {}
   for at, name in ipairs(TASK_FIELDS) do task[name] = values[at] end
