@@ -23,6 +23,7 @@ from millstream.api.routes import (
     pages,
     responses,
     simple,
+    sockets,
     tasks,
     usage,
 )
@@ -66,6 +67,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         models,
         tasks,
         simple,
+        sockets,
         usage,
         health,
         fleet,

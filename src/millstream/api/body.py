@@ -41,6 +41,15 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
             f"The body must be JSON (Content-Type application/json), not {content_type[:100]!r}.",
             code="unsupported_content_type",
         )
+    return parse_body(raw, schema), raw
+
+
+def parse_body(raw: bytes, schema: type[Model]) -> Model:
+    """Parse and check JSON, however it came.
+
+    Raises:
+        InvalidRequest: as `read_body`.
+    """
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -54,7 +63,7 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
             f"An object in the body has more than {MOST_FIELDS} fields.", code="invalid_json"
         )
     try:
-        return schema.model_validate(value), raw
+        return schema.model_validate(value)
     except ValidationError as error:
         raise _explain(error, cast("dict[str, Any]", value)) from None
 

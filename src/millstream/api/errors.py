@@ -1,15 +1,19 @@
 """The only table from errors to HTTP: status codes and OpenAI's error body."""
 
+import json
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from millstream.api.rate_headers import rate_headers
 from millstream.shared import errors
 from millstream.shared.events import Event
+from millstream.shared.schemas import to_json
 from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,27 @@ def error_response(error: errors.MillstreamError) -> JSONResponse:
     return JSONResponse(body, status, headers)
 
 
+async def refuse_socket(websocket: WebSocket, error: errors.MillstreamError) -> None:
+    """Tell a WebSocket of an error, by a frame that says all and a code for who reads no frames.
+
+    The code is 4000 and the HTTP status; 1013 where it is worth another try, 1011 for our faults.
+    """
+    body = json.loads(bytes(error_response(error).body))
+    code = 1011
+    if isinstance(error, errors.FleetUnavailable | errors.RateLimited):
+        code = 1013
+        body["retry_after_s"] = error.retry_after_s
+    elif (status := status_of(error)) < 500:
+        code = 4000 + status
+    try:
+        if websocket.application_state == WebSocketState.CONNECTING:
+            await websocket.accept()
+        await websocket.send_text(to_json({"event": "error", "data": body}).decode())
+        await websocket.close(code, error.code)
+    except (WebSocketDisconnect, RuntimeError):
+        logger.debug("a WebSocket went before it heard of %s", error.code)
+
+
 def failed_task(error: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Status and body for a task that ended in `failed` before anything was answered."""
     status = 400 if error.get("type") == "invalid_request_error" else 500
@@ -77,8 +102,10 @@ def unfinished(event: Event) -> dict[str, Any]:
 def install_error_handlers(app: FastAPI) -> None:
     """Make every error that leaves a route an OpenAI error body."""
 
-    async def on_millstream_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_millstream_error(connection: HTTPConnection, error: Exception) -> Any:
         assert isinstance(error, errors.MillstreamError)  # noqa: S101 - the table below says so
+        if isinstance(connection, WebSocket):
+            return await refuse_socket(connection, error)
         return error_response(error)
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:

@@ -21,6 +21,16 @@ CUT = "millstream.cut"
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
+def reset(transport: Any) -> None:
+    """End a connection by a reset.
+
+    A plain close waits until the client has taken all that is on its way, here and in the kernel,
+    which for this client may be never.
+    """
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol; also answers what is no HTTP in the shape of all other errors."""
 
@@ -66,12 +76,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refuse(400, f"{msg.removesuffix('.')}.", "invalid_http")
 
     def _cut(self) -> None:
-        # By a reset: a plain close waits until the client has taken all that is on its way, here
-        # and in the kernel, which for this client may be never.
-        self.transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, _RESET
-        )
-        self.transport.abort()
+        reset(self.transport)
 
     def _begin_head(self, size: int = 0) -> None:
         self._in_head = True

@@ -8,8 +8,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from millstream.api.app import create_app
+from millstream.api.body import largest_body
 from millstream.api.http import BoundedHttp
 from millstream.api.pod import Pod
+from millstream.api.websocket import BoundedWebSocket
 from millstream.shared.address import mask_password
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.listener import bind, notice_vanished
@@ -114,6 +116,11 @@ def serve(settings: Settings) -> int:
     config = uvicorn.Config(
         served,
         http=BoundedHttp,
+        ws=BoundedWebSocket,
+        ws_max_size=largest_body(settings.max_prompt_chars),
+        ws_ping_interval=settings.keepalive_s,
+        ws_ping_timeout=settings.send_timeout_s,
+        ws_per_message_deflate=False,  # a window of its own for each connection
         log_config=None,
         access_log=False,
         server_header=False,

@@ -15,17 +15,23 @@ OPENAI_PING = ": ping\n"
 DONE = "data: [DONE]\n\n"
 
 
+def native_data(event: Event) -> str:
+    """The data of an event as native readers get it, on any transport."""
+    if event.kind != TOKEN:
+        return event.data
+    if event.data.startswith("{"):
+        return f'{event.data[:-1]},"n":{event.token_count}}}'
+    return f'{{"text": {event.data}, "n": {event.token_count}}}'
+
+
+def native_name(event: Event) -> str:
+    """What native readers call an event."""
+    return "token" if event.kind == TOKEN else event.kind
+
+
 def native_frame(event: Event) -> str:
     """An event of the native stream, with its number as the id to resume from."""
-    if event.kind == TOKEN:
-        if event.data.startswith("{"):
-            data = f'{event.data[:-1]},"n":{event.token_count}}}'
-            return f"id: {event.seq}\nevent: token\ndata: {data}\n\n"
-        return (
-            f"id: {event.seq}\nevent: token\n"
-            f'data: {{"text": {event.data}, "n": {event.token_count}}}\n\n'
-        )
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {event.data}\n\n"
+    return f"id: {event.seq}\nevent: {native_name(event)}\ndata: {native_data(event)}\n\n"
 
 
 def queued_frame(position: int, eta_s: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -58,6 +58,10 @@ class _Stream(EventSourceResponse):
             await receive()  # until it has gone
 
 
+QueuePlace = tuple[int, float | None]
+"""Place in the queue from 1, and seconds until it is served, if that is known."""
+
+
 class Silence:
     """Tells when a keepalive is due on one stream."""
 
@@ -77,38 +81,61 @@ class Silence:
         return time.monotonic() - self._broken_at >= self._due_s
 
 
+async def news_of(
+    pod: Pod, task_id: str, caller: str, *, after: int, model: str, queued: bool, tick_s: float
+) -> AsyncGenerator[list[Event] | QueuePlace]:
+    """What the reader of a task is told after an event, up to the last one.
+
+    Yields batches of events, empty ones to look up; and the task's place in the queue, whenever
+    that has changed. Ends early when the pod closes. Raises as `Relay.events`.
+    """
+    last_place: QueuePlace | None = None
+    events = pod.relay.events(task_id, caller, after=after, tick_s=tick_s)
+    async with aclosing(events):
+        async for batch in events:
+            if batch:
+                queued = False
+            elif pod.closing:
+                return
+            elif queued:
+                try:
+                    place = await pod.queue_watch.position(task_id, model)
+                except RedisError:
+                    place = last_place  # it still waits, as far as anyone knows
+                else:
+                    queued = place is not None
+                if place is not None and place != last_place:
+                    last_place = place
+                    yield place
+                    continue
+            yield batch
+
+
 async def native_stream(
     pod: Pod, task_id: str, caller: str, *, after: int, model: str, queued: bool
 ) -> AsyncIterator[bytes]:
     """The native stream of a task after event number `after`."""
     silence = Silence(pod.settings.keepalive_s, HINT_S)
-    last_hint: tuple[int, float | None] | None = None
     yield sse.OPENING.encode()
-    events = pod.relay.events(task_id, caller, after=after, tick_s=silence.tick_s)
-    async with aclosing(events):
+    news = news_of(
+        pod, task_id, caller, after=after, model=model, queued=queued, tick_s=silence.tick_s
+    )
+    ended = False
+    async with aclosing(news):
         try:
-            async for batch in events:
-                frames = "".join(map(sse.native_frame, batch))
-                if batch:
-                    queued = False
-                elif pod.closing:
-                    yield sse.retry_frame(RETRY_MS).encode()
-                    return
-                elif queued:
-                    try:
-                        hint = await pod.queue_watch.position(task_id, model)
-                    except RedisError:
-                        hint = last_hint  # it still waits, as far as anyone knows
-                    else:
-                        queued = hint is not None
-                    if hint is not None and hint != last_hint:
-                        frames = sse.queued_frame(*hint)
-                        last_hint = hint
+            async for told in news:
+                if isinstance(told, tuple):
+                    frames = sse.queued_frame(*told)
+                else:
+                    frames = "".join(map(sse.native_frame, told))
+                    ended = bool(told) and told[-1].terminal
                 if not frames and silence.due:
                     frames = sse.PING
                 if frames:
                     yield frames.encode()
                     silence.broken()
+            if not ended and pod.closing:
+                yield sse.retry_frame(RETRY_MS).encode()
         except MillstreamError as error:
             yield sse.error_frame(error_object(error.message, status=500, code=error.code)).encode()
 

@@ -102,6 +102,19 @@ def _seconds(milliseconds: str | None) -> float | None:
     return None if milliseconds is None else int(milliseconds) / 1000
 
 
+def event_number(given: str) -> int:
+    """The number that a client gives as the last event it has.
+
+    Raises:
+        EventOutOfRange: it is none.
+    """
+    if not _EVENT_ID.fullmatch(given):
+        raise EventOutOfRange(
+            "The last event id must be the number of an event.", param="last_event_id"
+        )
+    return int(given)
+
+
 @router.get("/tasks/{task_id}/stream", response_model=None)
 async def stream_task(
     task_id: str,
@@ -114,12 +127,7 @@ async def stream_task(
 ) -> Response:
     """A task's events after the one the client has, and then as they come."""
     # A browser that reconnects repeats the first URL and adds the header: the header is newer.
-    given = last_event_id_header or last_event_id or "0"
-    if not _EVENT_ID.fullmatch(given):
-        raise EventOutOfRange(
-            "The last event id must be the number of an event.", param="last_event_id"
-        )
-    after = int(given)
+    after = event_number(last_event_id_header or last_event_id or "0")
     page = await pod.relay.resumable(task_id, caller.id, after=after)
     if page is None:
         return Response(status_code=204)
