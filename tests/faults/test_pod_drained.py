@@ -11,7 +11,10 @@ from tests.support.waiting import eventually
 
 async def get(port: int, path: str) -> bytes:
     """Ask on a connection of its own; whatever comes until it is closed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionResetError as error:  # before it was there for the client: not taken
+        raise ConnectionRefusedError from error
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     try:
         return await asyncio.wait_for(reader.read(), 10)

@@ -1,6 +1,7 @@
 """`millstream chat`, `top` and `bench` against a real fleet, on pipes and in a terminal."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -78,11 +79,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(fleet: LocalFleet) ->
         os.write(master, b'@fake {"texts": ["still \\u001b[31mhere"], "tokens": 1}\n')
         await screen.shows("\nstill [31mhere")  # in a terminal, no control characters
         os.write(master, b"\x04")
-
-        async def ended() -> bool:
-            return process.poll() == 0
-
-        await eventually(ended, what="end of the program")
+        await screen.ends(process)
 
 
 async def test_top(fleet: LocalFleet) -> None:
@@ -102,11 +99,7 @@ async def test_top(fleet: LocalFleet) -> None:
         worker.signal(signal.SIGKILL)
         await screen.shows("0/0 workers")
         os.write(master, b"\x03")
-
-        async def ended() -> bool:
-            return process.poll() == 0
-
-        await eventually(ended, what="end of top")
+        await screen.ends(process)
 
 
 async def test_bench(fleet: LocalFleet, tmp_path: Path) -> None:
@@ -185,11 +178,7 @@ class _Screen:
         """Wait for a text after what was waited for before."""
 
         async def look() -> bool:
-            try:
-                while piece := os.read(self._master, 65536):
-                    self._shown += piece.decode(errors="replace").replace("\r\n", "\n")
-            except (BlockingIOError, OSError):
-                pass
+            self._read()
             return text in self._shown
 
         try:
@@ -197,3 +186,17 @@ class _Screen:
         except AssertionError:
             pytest.fail(f"{text!r} is not in {self._shown[-2000:]!r}")
         self._shown = self._shown.partition(text)[2]
+
+    async def ends(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait for the end of the program, which could not write to a terminal nobody reads."""
+
+        async def look() -> bool:
+            self._read()
+            return process.poll() == 0
+
+        await eventually(look, what="end of the program")
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # nothing there, or nobody any more
+            while piece := os.read(self._master, 65536):
+                self._shown += piece.decode(errors="replace").replace("\r\n", "\n")

@@ -22,6 +22,7 @@ class Bundled:
 
     def __init__(self, **options: Any) -> None:
         self.engine = TransformersEngine(SETTINGS, **options)
+        self.memory_before = 0
         self.said: dict[str, list[int]] = {}
         self.logprobs: dict[str, list[TokenLogprobs]] = {}
         self.ended: dict[str, StepOutput] = {}
