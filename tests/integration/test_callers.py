@@ -1,9 +1,11 @@
 """Two callers on one fleet: what is one's does not exist for the other, on any route (I10)."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
@@ -15,6 +17,7 @@ from tests.support.local_fleet import Api, LocalFleet
 from tests.support.native import submit
 from tests.support.redis_servers import Servers
 from tests.support.waiting import eventually
+from websockets.asyncio.client import connect
 
 from millstream.api.app import create_app
 from millstream.shared.keys import Keys
@@ -84,18 +87,31 @@ def as_caller(key: str) -> dict[str, str]:
 async def ask(
     http: httpx.AsyncClient, method: str, path: str, *, task_id: str = "x", **options: Any
 ) -> httpx.Response:
-    """A route, with an id wherever its path has one; a WebSocket as its first request."""
+    """A route, with an id wherever its path has one."""
     for name, form in TASKS.items():
         path = path.replace(f"{{{name}}}", form.format(task_id))
     path = re.sub(r"\{\w+(:path)?\}", "x", path)
     headers = dict(options.pop("headers", {}))
     if method == "WEBSOCKET":
-        method = "GET"
-        headers |= {
-            "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
-            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-        }  # fmt: skip
+        return await knock(http, path, headers=headers, params=options.get("params", {}))
     return await http.request(method, path, headers=headers, **options)
+
+
+async def knock(
+    http: httpx.AsyncClient, path: str, *, headers: dict[str, str], params: dict[str, str]
+) -> httpx.Response:
+    """What a WebSocket is refused with: its error frame, under the status its code stands for."""
+    url = str(http.base_url).rstrip("/").replace("http", "ws", 1) + quote(path, safe="/%")
+    given = {name: value for name, value in http.headers.items() if name == "authorization"}
+    async with (
+        asyncio.timeout(10),
+        connect(f"{url}?{urlencode(params)}", additional_headers=given | headers) as socket,
+    ):
+        frame = json.loads(await socket.recv())
+        assert frame["event"] == "error", frame
+        await socket.wait_closed()
+    assert socket.close_code is not None
+    return httpx.Response(socket.close_code - 4000, json=frame["data"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -142,7 +158,8 @@ async def test_every_route_wants_a_key(http: httpx.AsyncClient, method: str, pat
     ):
         answer = await ask(http, method, path, headers=headers, content=b'{"prompt": "')
         assert answer.status_code == 401, answer.text
-        assert answer.headers["www-authenticate"] == challenge
+        if method != "WEBSOCKET":
+            assert answer.headers["www-authenticate"] == challenge
         if method != "HEAD":
             error = answer.json()["error"]
             assert error["message"].startswith(message)
@@ -340,7 +357,7 @@ async def test_a_ticket_opens_one_stream_of_one_task_on_any_pod(
     for method, path in task_routes():
         refused = await ask(http, method, path, task_id=second, params=ticket)
         assert refused.status_code == 401, (method, path)
-        if not path.endswith("/stream"):
+        if not path.endswith(("/stream", "/ws")):
             refused = await ask(http, method, path, task_id=first, params=ticket)
             assert refused.status_code == 401, (method, path)
     pods = [process.url for process in keyed.processes if isinstance(process, Api)]
