@@ -14,7 +14,7 @@ from millstream.api.pod import Pod
 from millstream.api.websocket import BoundedWebSocket
 from millstream.shared.address import mask_password
 from millstream.shared.connection import RedisError, is_transient
-from millstream.shared.listener import bind, notice_vanished
+from millstream.shared.listener import bind, notice_vanished, take_no_more
 from millstream.shared.log import set_up_logging
 from millstream.shared.redis_check import UnfitRedis, require_fit
 from millstream.shared.settings import Settings
@@ -82,6 +82,7 @@ class _Server(uvicorn.Server):
         # Closing a socket resets what the kernel has connected and nobody has accepted: accept all
         # of it, and close before the loop can turn. uvicorn would then close each connection that
         # has no request yet, also one whose request is a packet away.
+        take_no_more(self._listener)
         while True:
             try:
                 connection, _ = self._listener.accept()

@@ -1,10 +1,16 @@
 """The socket a server listens on: takes the address, or says in one line why it cannot be had."""
 
+import contextlib
+import ctypes
 import errno
 import ipaddress
 import socket
+import struct
+import sys
 
 from millstream.shared.errors import MillstreamError, SettingsError
+
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python has no name for it
 
 
 class PortTaken(MillstreamError):
@@ -84,3 +90,17 @@ def taken(port: int) -> PortTaken:
         f"port {port} is taken by another program; stop that one, or choose another by --port "
         f"(make run ARGS='--port {port + 1000 if port < 64000 else port - 1000}')"
     )
+
+
+def take_no_more(listener: socket.socket) -> None:
+    """Let the kernel drop what knocks from now on, so that none comes after the last accept.
+
+    Linux only (`SO_ATTACH_FILTER`, a filter that passes nothing): a client sends its SYN again, and
+    finds the port closed. Elsewhere nothing is done.
+    """
+    if sys.platform != "linux":
+        return
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF_RET, 0 bytes
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
