@@ -101,3 +101,18 @@ async def test_the_queue_is_full_and_empties(page: Page, fleet: LocalFleet) -> N
     await fleet.api(port=full.url.rpartition(":")[2])
     await chat.ended()
     await expect(chat.text).to_have_text("At last.")
+
+
+async def test_a_fleet_with_keys_asks_for_one(page: Page, fleet: LocalFleet) -> None:
+    secret = "ann-key-of-twenty-four-letters"
+    api, _ = await asyncio.gather(fleet.api(api_keys=f"ann:{secret}"), fleet.worker())
+    await page.goto(api.url)
+    dialog = page.get_by_role("dialog", name="This fleet wants a key")
+    await dialog.get_by_label("API key").fill(secret)
+    await dialog.get_by_role("button", name="Use it").click()
+    await page.wait_for_selector("#model option", state="attached")
+    chat = ChatPage(page)
+    await chat.ask(script("Come in."))
+    await chat.ended()
+    await expect(chat.text).to_have_text("Come in.")
+    assert await page.evaluate("() => localStorage.getItem('millstream.key')") is None

@@ -1,22 +1,35 @@
-// Asks for an API key; both pages have the same dialog.
+// Asks for an API key, in the one dialog that both pages have.
 
 import { key } from "./client.js";
-import { $ } from "./dom.js";
+import { $, h } from "./dom.js";
 
 let asked = null;
 
+const why = h("p", { class: "quiet" });
+const field = h("input", { name: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true });
+const keep = h("input", { type: "checkbox" });
+const dialog = h("dialog", { "aria-labelledby": "key-title" },
+  h("form", { method: "dialog" },
+    h("h2", { id: "key-title" }, "This fleet wants a key"),
+    why,
+    h("label", {}, "API key", field),
+    h("label", { class: "row" }, keep, " Keep it in this browser"),
+    h("div", { class: "row end" },
+      h("button", { value: "forget", class: "danger", formnovalidate: true }, "Forget it"),
+      h("button", { value: "cancel", formnovalidate: true }, "Cancel"),
+      h("button", { value: "save", class: "main" }, "Use it"))));
+document.body.append(dialog);
+
 /** True once a key has been given or forgotten, false if the reader would rather not. */
-export function askForKey(why) {
+export function askForKey(reason) {
   $("key").hidden = false;
   asked ??= new Promise((resolve) => {
-    const dialog = $("key-dialog");
-    const field = dialog.querySelector("[name=key]");
-    $("key-why").textContent = why;
+    why.textContent = reason;
     field.value = "";
     dialog.returnValue = "";
     dialog.onclose = () => {
       const choice = dialog.returnValue;
-      if (choice === "save") key.set(field.value.trim(), dialog.querySelector("[name=keep]").checked);
+      if (choice === "save") key.set(field.value.trim(), keep.checked);
       if (choice === "forget") key.forget();
       field.value = "";
       asked = null;

@@ -6,7 +6,7 @@ import { pause } from "../pause.js";
 import { save } from "./store.js";
 
 const SAVE_MS = 1_000;
-const SEND_PAUSE_MS = 1_000;
+const STOP_PAUSE_MS = 1_000;
 
 /**
  * Drives an assistant's turn until it is completed, cancelled or failed. What the page shows hears
@@ -59,7 +59,7 @@ export class Run {
         this.say(error instanceof ApiError
           ? `${error.message} Trying again in ${Math.ceil(seconds)} s.`
           : "The server cannot be reached. Trying again.");
-        await pause(seconds * SEND_PAUSE_MS, this.away.signal);
+        await pause(seconds * 1000, this.away.signal);
       }
     }
   }
@@ -147,7 +147,7 @@ export class Run {
         return;
       } catch (error) {
         if (error instanceof ApiError && !error.passing) return;
-        await pause(SEND_PAUSE_MS);
+        await pause(STOP_PAUSE_MS);
       }
     }
   }

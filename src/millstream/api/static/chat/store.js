@@ -17,11 +17,11 @@ export async function all() {
 
 export function create(model, settings = {}) {
   const now = Date.now();
-  return { id: crypto.randomUUID?.() ?? randomId(), title: "", created: now, updated: now, model,
+  return { id: randomId(), title: "", created: now, updated: now, model,
     settings, turns: [] };
 }
 
-/** randomUUID is there on https and localhost only. */
+/** 128 random bits; `crypto.randomUUID` is there on https and localhost only. */
 export function randomId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
     byte.toString(16).padStart(2, "0")).join("");
