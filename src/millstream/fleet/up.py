@@ -105,11 +105,16 @@ class Fleet:
             await self._check_redis(redis_url)
             self._guard = Guard(f"{os.getpid()}-{secrets.token_hex(8)}")
         ports = choose_ports(settings.host, settings.port, options.apis)
+        names = [model.name for model in models]
 
+        # The client library takes a quarter of a second to import; Valkey starts meanwhile.
+        importing = asyncio.create_task(asyncio.to_thread(import_module, "millstream.fleet.watch"))
         if self._valkey is not None:
             self._screen.working("valkey: starting")
             await self._valkey.start()
             self._spawn(self._valkey.run())
+            # Before the pods start, so that none ever reads what is forgotten here.
+            await (await importing).forget_other_models(redis_url, keep=names)
         else:
             await self._guard.start()
         specs = [
@@ -129,17 +134,14 @@ class Fleet:
             kept = f"in {self._state.path}" if self._state else "in Redis"
             self._screen.say(ready_text(urls, model=model, state=f"Tasks are kept {kept}."))
 
-        # The client library takes a quarter of a second to import; the children use it meanwhile.
-        watching = await asyncio.to_thread(import_module, "millstream.fleet.watch")
         self._spawn(
-            watching.watch(
+            (await importing).watch(
                 redis_url,
                 supervisors=self._supervisors,
                 screen=self._screen,
                 lease_s=settings.lease_s,
                 url=urls[0],
-                models=[model.name for model in models],
-                owned=embedded,
+                models=names,
                 announce=announce,
             )
         )

@@ -20,6 +20,16 @@ _CALM_POLL_S = 1.0
 _ANSWER_S = 2.0
 
 
+async def forget_other_models(redis_url: str, *, keep: Sequence[str]) -> None:
+    """Forget the models of earlier starts on a Redis that is the fleet's own.
+
+    There the fleet is all there is: a request for such a model would wait for a worker that does
+    not come.
+    """
+    async with open_redis(redis_url, pool_size=1) as client:
+        await Scripts(client).forget_models(keep=keep)
+
+
 async def watch(
     redis_url: str,
     *,
@@ -28,20 +38,13 @@ async def watch(
     lease_s: float,
     url: str,
     models: Sequence[str],
-    owned: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Show what starting workers do; announce it when all models can be asked at `url`.
-
-    On a Redis of its own, the fleet is all there is: models of an earlier start are forgotten, or
-    a request for one would wait for a worker that does not come.
-    """
+    """Show what starting workers do; announce it when all models can be asked at `url`."""
     progress = Progress()
     announced = False
     async with open_redis(redis_url, pool_size=2) as client:
         scripts = Scripts(client)
-        if owned:
-            await scripts.forget_models(keep=models)
         while True:
             workers = await _read_roster(scripts, supervisors, lease_s=lease_s)
             names = {

@@ -189,7 +189,6 @@ class ChaosFleet:
                 lease_s=self.settings.lease_s,
                 url=self.urls[0],
                 models=[MODEL],
-                owned=True,
                 announce=lambda _: ready.set(),
             )
         )
