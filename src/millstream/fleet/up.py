@@ -114,7 +114,7 @@ class Fleet:
             await self._valkey.start()
             self._spawn(self._valkey.run())
             # Before the pods start, so that none ever reads what is forgotten here.
-            await (await importing).forget_other_models(redis_url, keep=names)
+            await (await importing).forget_earlier_start(redis_url, models=names)
         else:
             await self._guard.start()
         specs = [

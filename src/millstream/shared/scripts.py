@@ -458,10 +458,12 @@ class Scripts:
         rows: dict[bytes, bytes] = await self._bounded(self._client.hgetall(keys.MODELS))
         return {model.decode(): int(seen) / 1000 for model, seen in rows.items()}
 
-    async def forget_models(self, *, keep: Sequence[str]) -> None:
-        """Forget all models that a worker was once ready for, but these."""
+    async def forget_fleet(self, *, keep_models: Sequence[str]) -> None:
+        """Forget all processes of the roster, and all models that had a worker but these."""
+        for registry in (keys.WORKERS, keys.APIS):
+            await self._bounded(self._client.delete(registry))
         for model in await self.remembered_models():
-            if model not in keep:
+            if model not in keep_models:
                 await self._bounded(self._client.hdel(keys.MODELS, model))
 
     async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
