@@ -21,6 +21,7 @@ from millstream.api.streams import (
     client_gone,
     event_stream,
 )
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.states import TaskState
 
@@ -100,9 +101,7 @@ async def _after(first: "asyncio.Task[Turn]", turns: AsyncGenerator[Turn]) -> As
         async for turn in turns:
             yield turn
     finally:
-        if not first.done():
-            first.cancel()
-            await asyncio.wait({first})
+        await cancel_until_done([first])
         await turns.aclose()
 
 
@@ -126,9 +125,7 @@ async def whole_answer(
         pod.left(accepted, caller)
         raise
     finally:
-        gone.cancel()
-        if not collecting.done():
-            collecting.cancel()
+        await cancel_until_done([gone, collecting])
     told = collecting.result()
     headers = accepted.headers
     if isinstance(told, list):

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.events import Event
 
 Turn = list[tuple[int, list[Event]]]
@@ -57,8 +58,7 @@ async def _merged(choices: Sequence[AsyncGenerator[list[Event]]]) -> AsyncGenera
                 under_way[asyncio.create_task(_next(choices[choice]))] = choice
             yield turn
     finally:
-        for task in under_way:
-            task.cancel()
+        await cancel_until_done(under_way)
         await asyncio.gather(*under_way, return_exceptions=True)
         for events in choices:
             await events.aclose()
