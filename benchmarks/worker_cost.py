@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
+from tests.support.waiting import until
 
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
@@ -86,8 +87,8 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
             publisher.mark(job)
 
     runner = Runner(
-        NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30), on_unwritten=unwritten,
-        on_engine_error=lambda job, error: None, on_room=lambda: None,
+        NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
+        on_unwritten=unwritten, on_engine_error=lambda job, error: None, on_room=lambda: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'
     for _ in range(streams):
@@ -101,8 +102,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
     )  # fmt: skip
     for claim in claims:
         runner.start(claim)
-    while len(jobs) < streams:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(jobs) == streams)
     writing = asyncio.create_task(publisher.run())
     text = tokenizer.encode(TEXT)
 
