@@ -34,8 +34,10 @@ OPEN = {
     "/", "/fleet", "/static",
 }  # fmt: skip
 """Paths without anything of anyone's."""
-OTHERS = {"/v1/models/{name:path}"}
-"""Paths whose parameter names no task."""
+OTHERS = {
+    "/v1/models/{name:path}", "/fleet/workers/{worker_id}/drain", "/fleet/tasks/{task_id}/stop"
+}  # fmt: skip
+"""Paths whose parameter names no task, or that are an administrator's alone."""
 TASKS: dict[str, str] = {"task_id": "{}", "response_id": "resp_{}"}
 """Path parameters that name a task, and how its id is written there."""
 
@@ -195,11 +197,20 @@ async def test_the_fleet_is_for_administrators(
     ann: httpx.AsyncClient, http: httpx.AsyncClient
 ) -> None:
     admin = as_caller(ADMIN)
-    for path in ("/fleet.json", "/usage?caller=*", "/usage?caller=key:bob"):
+    for path in (
+        "/fleet.json",
+        "/fleet/tasks?model=fake",
+        "/usage?caller=*",
+        "/usage?caller=key:bob",
+    ):
         refused = await ann.get(path)
         assert refused.status_code == 403
         assert refused.json()["error"]["code"] == "not_allowed"
         assert (await http.get(path, headers=admin)).status_code == 200
+    for path in ("/fleet/workers/x/drain", "/fleet/tasks/x/stop"):
+        refused = await ann.post(path)
+        assert refused.status_code == 403
+        assert (await http.post(path, headers=admin)).status_code == 404
     assert (await ann.get("/usage?caller=key:ann")).status_code == 200
     for path in ("/", "/fleet", "/static/client.js"):
         assert (await http.get(path)).status_code == 200

@@ -71,6 +71,59 @@ async def test_the_page_tells_what_happens(page: Page, fleet: LocalFleet) -> Non
         assert (await client.get("/fleet.json")).status_code == 200
 
 
+async def test_a_worker_is_drained_by_keyboard(page: Page, fleet: LocalFleet) -> None:
+    """The button keeps the focus while the table is drawn anew; nothing happens without a yes."""
+    api, worker = await asyncio.gather(fleet.api(), fleet.worker())
+    await page.goto(f"{api.url}/fleet")
+    drain = page.get_by_role("button", name="Drain worker")
+    await drain.focus()
+    rate = page.locator("#workers td").nth(4)
+    async with httpx.AsyncClient(base_url=api.url) as client:
+        await client.post("/tasks", json={"prompt": script("x" * 4000, rate=50)})
+    await expect(rate).not_to_have_text("0", timeout=10_000)
+    await expect(drain).to_be_focused()
+    dialog = page.get_by_role("dialog", name="Drain this worker?")
+    for no in ("Escape", "Enter"):  # on the button that has the focus: Cancel
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_be_visible()
+        await _no_serious_fault(page)
+        await page.keyboard.press(no)
+        await expect(dialog).to_be_hidden()
+        await expect(drain).to_be_focused()
+    assert worker.popen.poll() is None
+    await page.keyboard.press("Enter")
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    events = page.locator("#events")
+    await expect(events).to_contain_text("was told to drain")
+    assert await worker.ended() == 0
+    await expect(events).to_contain_text(" left.", timeout=10_000)
+    await expect(events).not_to_contain_text("is gone")
+
+
+async def test_a_task_is_stopped_on_the_page(page: Page, fleet: LocalFleet) -> None:
+    api, _ = await asyncio.gather(fleet.api(), fleet.worker(max_concurrent=1))
+    async with httpx.AsyncClient(base_url=api.url) as client:
+        for _ in range(2):
+            answer = await client.post("/tasks", json={"prompt": script("x" * 40_000, rate=50)})
+        waiting = answer.json()["task_id"]
+        await page.goto(f"{api.url}/fleet")
+        await page.get_by_role("button", name="Tasks of fake").click()
+        tasks = page.get_by_role("dialog", name="Tasks of fake")
+        rows = tasks.locator("tbody tr")
+        await expect(rows).to_have_count(2)
+        await expect(rows.first).to_contain_text("runs")
+        await expect(rows.last).to_contain_text("waits (interactive)")
+        await _no_serious_fault(page)
+        await tasks.get_by_role("button", name=f"Stop task {waiting}").click()
+        await page.get_by_role("button", name="Stop it").click()
+        await expect(tasks.get_by_role("status")).to_have_text(f"{waiting} is cancelled.")
+        await expect(rows).to_have_count(1)
+        assert (await client.get(f"/tasks/{waiting}")).json()["status"] == "cancelled"
+        await page.keyboard.press("Escape")
+        await expect(tasks).to_be_hidden()
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_axe_finds_nothing_serious(page: Page, shared_fleet: LocalFleet, theme: str) -> None:
     """Deque's axe: contrast, names, roles, order. WCAG 2.2."""

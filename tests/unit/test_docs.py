@@ -34,6 +34,7 @@ from millstream.api.openai.response_schemas import ResponseRequest
 from millstream.api.openai.schemas import ChatCompletionRequest, TaskBody
 from millstream.api.simple.schemas import SimpleBody, SimpleQuery
 from millstream.shared import errors, keys
+from millstream.shared.drains import order_drain
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, LimitStore
 from millstream.shared.schemas import new_task_id
@@ -120,7 +121,7 @@ def key_rows() -> dict[str, tuple[str, str]]:
 
 def names_of_the_code() -> set[str]:
     shard = Keys(7)
-    names = {keys.WORKERS, keys.APIS, keys.MODELS}
+    names = {keys.WORKERS, keys.APIS, keys.MODELS, keys.drain("<worker>")}
     placeholders = {"task_id": "<id>", "pod_id": "<pod>", "worker_id": "<worker>"}
     for name, method in inspect.getmembers(Keys, inspect.isfunction):
         if name.startswith("_"):
@@ -188,6 +189,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     await Tickets(scripts.runner).issue(running.task_id, Caller("ann"))
     for registry in (keys.WORKERS, keys.APIS):
         await scripts.heartbeat(registry, member="x", json=b"{}", ttl_s=10, model=model)
+    await order_drain(scripts, "x", lease_s=10)
 
     def use(match: re.Match[str]) -> str:
         return f"{match[1]}{':<caller>' if match[2] else ''}:<day>"
@@ -203,7 +205,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
             name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
             name = re.sub(rf":({'|'.join(keys.LEVELS)}):", ":<level>:", name)
             name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
-            name = name.replace(":ann", ":<caller>")
+            name = name.replace(":ann", ":<caller>").replace("drain:x", "drain:<worker>")
             kind = (await client.type(key)).decode().replace("zset", "sorted set")
             assert documented[name][0].startswith(kind), key
             assert await client.ttl(key) > 0, key

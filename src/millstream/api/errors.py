@@ -24,6 +24,7 @@ _STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
     (errors.UnknownModel, 404),
     (errors.UnknownTask, 404),
     (errors.ExpiredTask, 410),
+    (errors.UnknownWorker, 404),
     (errors.LogRewound, 410),
     (errors.IdempotencyConflict, 409),
     (errors.RequestTooLarge, 413),

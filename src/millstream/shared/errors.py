@@ -7,6 +7,7 @@ MillstreamError
 │   ├── UnknownModel
 │   ├── UnknownTask         unknown or another caller's: never told apart
 │   ├── ExpiredTask
+│   ├── UnknownWorker
 │   ├── EventOutOfRange
 │   ├── IdempotencyConflict
 │   └── RequestTooLarge
@@ -86,6 +87,12 @@ class ExpiredTask(InvalidRequest):
     """The task ended and its log was deleted after its time to live."""
 
     default_code = "task_expired"
+
+
+class UnknownWorker(InvalidRequest):
+    """No worker of this id lives."""
+
+    default_code = "worker_not_found"
 
 
 class EventOutOfRange(InvalidRequest):

@@ -29,6 +29,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
 | `{ms}:models` | HASH model → last time a worker was ready for it | a week |
+| `{ms}:drain:<worker>` | STRING Unix ms at which it was told to drain | a day |
 """
 
 import hashlib
@@ -43,6 +44,11 @@ LEVELS = (CLASSES, *Priority)
 WORKERS = "{ms}:workers"
 APIS = "{ms}:apis"
 MODELS = "{ms}:models"
+
+
+def drain(worker_id: str) -> str:
+    """That a worker is to drain."""
+    return f"{{ms}}:drain:{worker_id}"
 
 
 def home_shard(caller: str, shards: int) -> int:

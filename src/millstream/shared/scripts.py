@@ -494,6 +494,7 @@ class Scripts:
 
     async def heartbeat(
         self, registry: str, *, member: str, json: bytes, ttl_s: float, model: str = ""
-    ) -> None:
-        """Say that a process lives, and for which model it is ready."""
-        await self._run("heartbeat", [registry, keys.MODELS], [member, json, int(ttl_s + 1), model])
+    ) -> bool:
+        """Say that a process lives, and for which model it is ready; whether it is to drain."""
+        names = [registry, keys.MODELS, keys.drain(member)]
+        return await self._run("heartbeat", names, [member, json, int(ttl_s + 1), model]) == 1

@@ -1,7 +1,8 @@
-"""The worker's control channel: bells and stops, both hints; polls and appends catch the rest."""
+"""The worker's control channel: bells, stops, drains. All hints: Redis holds what was missed."""
 
 from collections.abc import Callable
 
+from millstream.shared.drains import DRAIN
 from millstream.shared.keys import Keys
 from millstream.shared.subscription import Subscription
 from millstream.worker.stopped import Stop
@@ -15,6 +16,7 @@ def control_subscription(
     on_open: Callable[[int], None],
     on_bell: Callable[[bool], None],
     on_stop: Callable[[Stop], None],
+    on_drain: Callable[[], None],
 ) -> Subscription:
     """What a worker listens on, for one shard.
 
@@ -25,6 +27,7 @@ def control_subscription(
         on_open: Called with the shard after each (re)connection: what was sent meanwhile was lost.
         on_bell: Called when there may be work; True when it may be another worker's.
         on_stop: Called with a task that has been stopped.
+        on_drain: Called when the worker is to go.
     """
 
     def on_message(payload: bytes) -> None:
@@ -32,6 +35,8 @@ def control_subscription(
         if word == "stop":
             task_id, attempt, seq, data = [*rest, "0", ""][:4]
             on_stop(Stop(task_id, int(attempt), int(seq), data))
+        elif word == DRAIN:
+            on_drain()
         else:
             on_bell(word == "released")
 

@@ -64,6 +64,7 @@ class LeaseKeeper(threading.Thread):
         describe: The worker's heartbeat, callable from here.
         on_lost: Called on the event loop with jobs that are no longer ours and why (STALE, ENDED).
         on_engine_failed: Called on the event loop, once, when the engine is dead or hangs.
+        on_drain: Called on the event loop, maybe more than once, when the worker is to drain.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LeaseKeeper(threading.Thread):
         describe: Callable[[], WorkerInfo],
         on_lost: Callable[[list[tuple[Job, int]]], None],
         on_engine_failed: Callable[[str], None],
+        on_drain: Callable[[], None],
     ) -> None:
         super().__init__(name="lease", daemon=True)
         self._settings = settings
@@ -85,6 +87,7 @@ class LeaseKeeper(threading.Thread):
         self.clocks = [LeaseClock(settings.lease_s) for _ in range(settings.shards)]
         self._on_lost = on_lost
         self._on_engine_failed = on_engine_failed
+        self._on_drain = on_drain
         self._loop = asyncio.get_running_loop()
         self._own_loop = asyncio.new_event_loop()
         self._wake = asyncio.Event()
@@ -161,13 +164,15 @@ class LeaseKeeper(threading.Thread):
 
     async def _heartbeat(self, scripts: Scripts) -> None:
         info = self._describe()
-        await scripts.heartbeat(
+        to_drain = await scripts.heartbeat(
             WORKERS,
             member=info.id,
             json=to_json(info),
             ttl_s=heartbeat_ttl(self._lease_s),
             model=info.model if info.state == WorkerState.READY else "",
         )
+        if to_drain:
+            self._loop.call_soon_threadsafe(self._on_drain)
 
     async def _renew(self, scripts: Scripts, shard: int) -> None:
         """Renew what we run on a shard; with nothing there, an idle worker's clock goes on too."""

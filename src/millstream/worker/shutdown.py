@@ -20,9 +20,14 @@ class Shutdown:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        if self._begun.is_set():
+        if self.begun:
             os._exit(128 + number)
         self.begin()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the process has been told to stop."""
+        return self._begun.is_set()
 
     def begin(self) -> None:
         """Ask everything to end."""

@@ -107,6 +107,7 @@ class Worker:
             describe=self._describe,
             on_lost=self._on_lost,
             on_engine_failed=self._on_engine_failed,
+            on_drain=self._on_drain,
         )
         lease.start()
         return lease
@@ -159,6 +160,7 @@ class Worker:
                 on_open=on_control_open,
                 on_bell=consumer.ring,
                 on_stop=on_stop,
+                on_drain=self._on_drain,
             )
             for shard in range(settings.shards)
         ]
@@ -267,6 +269,11 @@ class Worker:
         if self._engine_fault is None:
             logger.error("the engine failed: %s", reason)
             self._engine_fault = reason
+            self._shutdown.begin()
+
+    def _on_drain(self) -> None:
+        if not self._shutdown.begun:
+            logger.info("told to drain by an administrator")
             self._shutdown.begin()
 
     def _jobs(self) -> list[Job]:

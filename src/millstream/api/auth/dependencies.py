@@ -28,9 +28,9 @@ async def reader_of(
 
 
 async def admin_of(caller: "CurrentCaller") -> Caller:
-    """A caller who may see the fleet."""
+    """A caller who may see the fleet, and lay hands on it."""
     if not caller.admin:
-        raise NotAllowed("Only an administrator's key may see this.")
+        raise NotAllowed("Only an administrator's key may do this.")
     return caller
 
 

@@ -1,7 +1,7 @@
 // What happened between two looks at the fleet, in words.
 
-/** Lines about workers and pods that came, went, changed or took tasks over. */
-export function changes(before, after) {
+/** Lines about workers and pods that came, went, changed or took tasks over; `drained` were told to go. */
+export function changes(before, after, drained) {
   const lines = [];
   const old = new Map(before.workers.map((worker) => [worker.id, worker]));
   for (const worker of after.workers) {
@@ -18,7 +18,7 @@ export function changes(before, after) {
     if (refused > 0) lines.push(`${count(refused, "write")} of worker ${worker.id} refused: the task had moved on or ended.`);
   }
   for (const worker of old.values()) {
-    lines.push(worker.state === "draining"
+    lines.push(worker.state === "draining" || drained.has(worker.id)
       ? `Worker ${worker.id} left.`
       : `Worker ${worker.id} is gone; its ${count(worker.running, "task")} will be taken over.`);
   }

@@ -6,6 +6,9 @@ import { askForKey } from "../key.js";
 import { pause } from "../pause.js";
 import { changes } from "./changes.js";
 import { Chart } from "./charts.js";
+import { confirmed } from "./confirm.js";
+import { fill } from "./table.js";
+import { showTasks } from "./tasks.js";
 
 const LOOK_MS = 1_000;
 const MOST_EVENTS = 200;
@@ -23,7 +26,7 @@ function draw(fleet) {
     ...total("open streams", sum(fleet.apis, "streams")),
     ...total("workers ready", `${fleet.workers.filter((item) => item.state === "ready").length} of ${fleet.workers.length}`),
     ...total(`Redis ${fleet.redis.version}`, megabytes(fleet.redis.used_memory)));
-  fill("workers", fleet.workers, "No worker is there.", (worker) => [
+  fill($("workers"), fleet.workers, { name: (worker) => worker.id, none: "No worker is there.", columns: 9, cells: (worker) => [
     h("span", { title: `process ${worker.pid} on ${worker.host}` }, worker.id),
     worker.model,
     h("span", { class: `state ${worker.state}`, title: worker.note || worker.numerics || null }, worker.state),
@@ -31,23 +34,31 @@ function draw(fleet) {
       `${worker.running}/${worker.slots}`),
     figure(worker.tokens_per_s), worker.attempts_reclaimed, worker.stale_refused,
     worker.started_at ? duration(Date.now() / 1000 - worker.started_at) : "",
-  ]);
-  fill("models", fleet.models, "No model is served.", (model) => [
-    model.name, model.waiting, model.running, `${figure(model.oldest_wait_s)} s`, figure(model.tokens_per_s)]);
-  fill("apis", fleet.apis, "No pod is there.", (api) => [api.id, api.url, api.streams]);
+    h("button", {
+      "aria-label": `Drain worker ${worker.id}`, disabled: worker.state === "draining", onclick: () => drain(worker.id),
+    }, "Drain"),
+  ] });
+  fill($("models"), fleet.models, { name: (model) => model.name, none: "No model is served.", columns: 6, cells: (model) => [
+    model.name, model.waiting, model.running, `${figure(model.oldest_wait_s)} s`, figure(model.tokens_per_s),
+    h("button", { "aria-label": `Tasks of ${model.name}`, onclick: () => showTasks(model.name) }, "Tasks"),
+  ] });
+  fill($("apis"), fleet.apis, { name: (api) => api.id, none: "No pod is there.", columns: 3, cells: (api) => [api.id, api.url, api.streams] });
 }
 
 const total = (name, value) => [h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))];
 
-/** Rows of a table; cells are kept where their text has not changed, so that selections last. */
-function fill(id, rows, none, cells) {
-  const body = $(id);
-  if (!rows.length) {
-    body.replaceChildren(h("tr", {}, h("td", { class: "none", colspan: 9 }, none)));
-    return;
+const drained = new Set();
+
+async function drain(id) {
+  const text = `${id} takes no new task, hands over those it runs, and ends. No token is lost. What started it (millstream up, Compose, Kubernetes) starts another in its place; to have fewer workers, scale down there.`;
+  if (!await confirmed("Drain this worker?", text, "Drain it")) return;
+  try {
+    await json(`fleet/workers/${encodeURIComponent(id)}/drain`, { method: "POST" });
+    drained.add(id);
+    tell([`Worker ${id} was told to drain.`]);
+  } catch (error) {
+    tell([`Worker ${id} was not told to drain: ${error.message}`]);
   }
-  body.replaceChildren(...rows.map((row) =>
-    h("tr", {}, ...cells(row).map((cell) => h("td", {}, cell instanceof Node ? cell : String(cell))))));
 }
 
 function figure(value) {
@@ -89,7 +100,7 @@ for (;;) {
     $("link").textContent = "";
     draw(fleet);
     plot(fleet);
-    if (before) tell(changes(before, fleet));
+    if (before) tell(changes(before, fleet, drained));
     before = fleet;
   } catch (error) {
     if (error instanceof ApiError && [401, 403].includes(error.status)) {
