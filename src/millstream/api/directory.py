@@ -66,14 +66,15 @@ class Directory:
 
     def _known(self) -> set[str]:
         known = {worker.model for worker in self._workers} | self._remembered.keys()
+        known |= self._settings.on_demand
         if self._settings.model:
             known.add(self._settings.model)
         return known
 
     async def can_take_work(self) -> bool:
-        """Whether a task sent now would be accepted and has, or had, someone to run it."""
+        """Whether a task sent now would be accepted and has, had, or will get someone to run it."""
         await self._refresh(FRESH_S)
-        return bool(self._remembered)
+        return bool(self._remembered or self._settings.on_demand)
 
     async def resolve(self, name: str | None, *, allowed: frozenset[str] | None = None) -> str:
         """The model a request means, out of those allowed (None: all).

@@ -43,7 +43,8 @@ class FleetWatch:
         apis = await read_apis(self._scripts, lease_s=lease_s)
         names = {worker.model for worker in workers}
         models = [await self._model(name, workers) for name in sorted(names)]
-        for name in sorted((await self._scripts.remembered_models()).keys() - names):
+        known = (await self._scripts.remembered_models()).keys() | self._settings.on_demand
+        for name in sorted(known - names):
             model = await self._model(name, workers)
             if model["waiting"] or model["running"]:  # it waits for a worker to come
                 models.append(model)

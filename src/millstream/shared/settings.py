@@ -45,6 +45,11 @@ class Settings(BaseSettings):
         description="Name under which a worker offers its model (default: from the source); "
         "an API pod takes tasks for it even before a worker has joined.",
     )
+    on_demand_models: str = Field(
+        default="",
+        description="Models, comma-separated, whose workers are started when tasks come: an API "
+        "pod takes tasks for them, and is ready, though no worker has ever joined.",
+    )
     model_source: str = Field(
         default="bundled",
         description="A local folder, a hub id, a `.gguf` file, or `bundled` "
@@ -202,6 +207,11 @@ class Settings(BaseSettings):
         if self.engine == "fake":
             return "fake"
         return name_of_source(self.model_source)
+
+    @property
+    def on_demand(self) -> frozenset[str]:
+        """The names in `on_demand_models`."""
+        return frozenset(name.strip() for name in self.on_demand_models.split(",") if name.strip())
 
     @property
     def live_ttl_s(self) -> int:

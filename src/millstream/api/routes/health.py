@@ -22,7 +22,8 @@ async def health() -> dict[str, str]:
 @router.head("/ready", include_in_schema=False, response_model=None)
 @router.get("/ready", response_model=None)
 async def ready(pod: CurrentPod) -> dict[str, str] | JSONResponse:
-    """Tasks sent here are accepted: Redis takes writes, and some worker has been ready before."""
+    """Tasks sent here are accepted: Redis takes writes, and some worker has been ready before, or
+    is started on demand."""
     if pod.closing:
         return error_response(FleetUnavailable("This pod is going away.", code="server_closing"))
     try:
