@@ -38,6 +38,7 @@ async def test_readers_go_on_at_another_pod(fleet: LocalFleet, fault: FaultRun) 
         task_id = await submit(one, asked)
         streams = [watch(one, task_id) for _ in range(4)]
         await asyncio.gather(*(stream.__aenter__() for stream in streams))
+        await asyncio.gather(*(stream.upto(1) for stream in streams))
         await streams[0].upto(KILLED_AT)
         first.signal(signal.SIGKILL)
         for stream in streams:
