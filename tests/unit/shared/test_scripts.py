@@ -850,6 +850,22 @@ async def test_who_claimed_after_the_loss_keeps_the_task(bench: Bench) -> None:
     assert await bench.log(task_id) == told(1, "x")
 
 
+async def test_a_task_that_is_taken_back_has_a_deadline(bench: Bench) -> None:
+    """One of an older pod has none until it is claimed, and Redis may lose that claim."""
+    task_id = await bench.task()
+    await bench.client.hdel(SHARD.task(task_id), "deadline")
+    await bench.client.delete(SHARD.due())
+    before = await bench.memory()
+    (claim,) = await bench.claim("w1")
+    assert "deadline" in await bench.scripts.task_fields(SHARD, task_id)
+    await bench.go_back(before)
+    await bench.client.expire(SHARD.task(task_id), 50)
+    assert await bench.append(row(claim, 1, "a")) == [0]
+    left = await bench.scripts.end_due(SHARD, result_ttl_s=10)
+    assert left is not None
+    assert 40 < left <= 50
+
+
 async def test_a_worker_ahead_does_not_write_behind_another_text(bench: Bench) -> None:
     task_id = await bench.task()
     before = await bench.memory()

@@ -29,12 +29,7 @@ local function drop(entry)
 end
 
 local function give(id, task)
-  if not task.deadline then -- it comes from a pod of an older version
-    task.deadline = int(task.created + max_task_ms)
-    redis.call('HSET', task_key(id), 'deadline', task.deadline)
-    redis.call('ZADD', due_key(), task.deadline, id)
-    redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
-  end
+  if not task.deadline then set_deadline(id, task.created + max_task_ms) end
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   local log = {}
   if task.seq ~= '0' then

@@ -41,6 +41,13 @@ local function entry_of(id, model, entry)
   return new
 end
 
+-- When a task has to have ended. One that has no deadline comes from a pod of an older version.
+local function set_deadline(id, at)
+  redis.call('HSET', task_key(id), 'deadline', int(at))
+  redis.call('ZADD', due_key(), int(at), id)
+  redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
+end
+
 -- A worker whose attempt is ahead of the task's: Redis has lost its claim, for attempts only go up.
 -- It holds the whole text, also what readers have seen and Redis has not, so it takes its place again.
 local function take_back(id, attempt, me)
@@ -49,6 +56,9 @@ local function take_back(id, attempt, me)
   redis.call('HSET', task_key(id), 'state', 'running', 'attempt', attempt, 'worker', me,
     'released', '0')
   redis.call('HSETNX', task_key(id), 'started', int(now_ms()))
+  if not task.deadline then -- it was lost with the claim that set it: when it would be forgotten
+    set_deadline(id, now_ms() + math.max(0, redis.call('PTTL', task_key(id))))
+  end
   local queue = queue_key(task.model)
   pending(queue)
   redis.call('XCLAIM', queue, GROUP, me, 0, entry_of(id, task.model, task.entry), 'FORCE', 'JUSTID')
@@ -162,18 +172,15 @@ end
 -- Make a task and put it into its queue.
 local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   local queue, now = queue_key(task.model), now_ms()
-  local deadline = now + life_ms
   redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
     'priority', class_of(task.priority), 'weight', task.weight or '1', 'state', 'queued',
-    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'deadline', int(deadline),
-    'orphan_ms', orphan_ms)
+    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'orphan_ms', orphan_ms)
   task.entry = redis.call('XADD', queue, '*', 'task', id)
   redis.call('HSET', task_key(id), 'entry', task.entry)
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   redis.call('EXPIRE', queue, QUEUE_TTL_S)
   line_up(id, task)
-  redis.call('ZADD', due_key(), int(deadline), id)
-  redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
+  set_deadline(id, now + life_ms)
   ring(task.model, 'new')
 end
 
