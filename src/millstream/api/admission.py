@@ -1,5 +1,6 @@
 """Takes a request into the fleet: everything is checked before anything is stored."""
 
+import asyncio
 import hashlib
 import math
 import time
@@ -17,6 +18,7 @@ from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
 from millstream.api.withdrawals import Withdrawals
 from millstream.shared.connection import RedisError
+from millstream.shared.content_filter import ContentFilter, refused_prompt
 from millstream.shared.errors import (
     IdempotencyConflict,
     InvalidRequest,
@@ -75,12 +77,15 @@ class Admission:
         directory: Directory,
         limiter: Limiter,
         settings: Settings,
+        *,
+        input_filter: ContentFilter | None,
     ) -> None:
         self._scripts = scripts
         self._withdrawals = withdrawals
         self._directory = directory
         self._limiter = limiter
         self._settings = settings
+        self._filter = input_filter
         self._turn = 0
         self._away_until: dict[int, float] = {}
 
@@ -117,6 +122,7 @@ class Admission:
             NotAllowed: the caller may not use the class.
         """
         self._check(requests)
+        await self._check_content(requests)
         chosen = _class_of(caller, priority)
         bounded = self._limiter.bounded(caller, requests)
         if idempotency_key is not None and not (
@@ -275,6 +281,14 @@ class Admission:
             raise InvalidRequest(
                 f"{len(requests)} choices are asked for; {room} may wait at once.", param="n"
             )
+
+    async def _check_content(self, requests: Sequence[TaskRequest]) -> None:
+        if self._filter is None:
+            return
+        texts = {text for request in requests for text in request.texts}
+        for text in texts:  # in a thread, which lets go of the interpreter while it looks
+            if not await asyncio.to_thread(self._filter.allows, text):
+                raise refused_prompt(prompt_param(requests[0]))
 
 
 def _class_of(caller: Caller, asked: Priority | None) -> Priority:

@@ -29,6 +29,7 @@ from millstream.api.routes import (
 )
 from millstream.api.routes.openapi import describe
 from millstream.api.security_headers import SecurityHeaders
+from millstream.shared.content_filter import open_filters
 from millstream.shared.settings import Settings
 
 EXPOSED_HEADERS = ["x-task-id", "retry-after", "location", *RATE_HEADERS]
@@ -40,15 +41,17 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     They lie outside everything, so that an error raised anywhere has them too.
 
     Raises:
-        SettingsError: keys or tokens are set up wrongly, or anyone could reach a fleet without any.
+        SettingsError: keys, tokens or the content filter are set up wrongly, or anyone could reach
+            a fleet without keys.
     """
     authenticator = Authenticator(settings)
+    filters = open_filters(settings)
     # Streams end when the pod says so (streams.py), not the moment the server is told to stop.
     AppStatus.disable_automatic_graceful_drain()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with open_pod(settings, authenticator) as pod:
+        async with open_pod(settings, authenticator, filters) as pod:
             app.state.pod = pod
             yield
 

@@ -29,6 +29,7 @@ from millstream.api.stream_slots import StreamSlots
 from millstream.api.withdrawals import Withdrawals
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
+from millstream.shared.content_filter import Filters
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.limits import LimitStore
 from millstream.shared.redis_check import UnfitRedis
@@ -61,6 +62,7 @@ class Pod:
         scripts: Scripts,
         log_reads: Scripts,
         authenticator: Authenticator,
+        filters: Filters,
     ) -> None:
         self.settings = settings
         self.authenticator = authenticator
@@ -78,7 +80,12 @@ class Pod:
         self.stream_slots = StreamSlots(store, lease_s=settings.lease_s)
         self.withdrawals = Withdrawals(scripts, result_ttl_s=settings.result_ttl_s)
         self.admission = Admission(
-            scripts, self.withdrawals, self.directory, self.limiter, settings
+            scripts,
+            self.withdrawals,
+            self.directory,
+            self.limiter,
+            settings,
+            input_filter=filters.input,
         )
         self.queue_watch = QueueWatch(scripts)
         self.departures = Departures(
@@ -200,13 +207,15 @@ class Pod:
 
 
 @asynccontextmanager
-async def open_pod(settings: Settings, authenticator: Authenticator) -> AsyncGenerator[Pod]:
+async def open_pod(
+    settings: Settings, authenticator: Authenticator, filters: Filters
+) -> AsyncGenerator[Pod]:
     """A pod with its connections and background tasks, for as long as the context lasts."""
     async with (
         open_redis(settings.redis_url) as client,
         open_redis(settings.redis_url, pool_size=LOG_READS) as reading,
     ):
-        pod = Pod(settings, Scripts(client), Scripts(reading), authenticator)
+        pod = Pod(settings, Scripts(client), Scripts(reading), authenticator, filters)
         url = f"http://{settings.host}:{settings.port}"
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),

@@ -19,6 +19,7 @@ from millstream.fleet.screen import Screen
 from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.fleet.supervisor import Supervisor
 from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.content_filter import open_filters
 from millstream.shared.errors import MillstreamError, SettingsError
 from millstream.shared.settings import Settings
 
@@ -96,6 +97,7 @@ class Fleet:
         settings, options = self._settings, self._options
         models = choose_models(options.models, settings)
         Authenticator(settings)  # what the pods would refuse is told here, once
+        open_filters(settings)
         embedded = "redis_url" not in settings.model_fields_set
         if embedded:
             self._valkey = await self._prepare_embedded()

@@ -91,10 +91,14 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the answer's text begins with the prompt."""
 
     @property
+    def texts(self) -> list[str]:
+        """What the model is to read, but for token ids."""
+        return [self.prompt or "", *(message.content for message in self.messages)]
+
+    @property
     def prompt_chars(self) -> int:
         """Characters of the prompt, all messages together; a token id counts as four."""
-        messages = sum(len(message.content) for message in self.messages)
-        return len(self.prompt or "") + messages + 4 * len(self.prompt_ids)
+        return sum(map(len, self.texts)) + 4 * len(self.prompt_ids)
 
 
 class Usage(msgspec.Struct, frozen=True):

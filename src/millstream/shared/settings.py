@@ -136,6 +136,14 @@ class Settings(BaseSettings):
     rate_limit_tokens_per_stream: int = Field(
         default=0, ge=0, description="Longest answer to a caller, in tokens."
     )
+    content_filter: str = Field(
+        default="",
+        description="File of words and `/expressions/`, one a line, that are neither taken in "
+        "prompts nor sent in answers.",
+    )
+    content_filter_on: Literal["both", "input", "output"] = Field(
+        default="both", description="What it looks at: prompts, answers, or both."
+    )
     api_keys: SecretStr = Field(
         default=SecretStr(""),
         description="Keys that callers need, comma-separated: `SECRET` or `NAME:SECRET`.",

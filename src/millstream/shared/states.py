@@ -32,6 +32,8 @@ class FinishReason(StrEnum):
     """`max_tokens`, the server's limit, or the model's context was reached."""
     LOW_CONFIDENCE = "low_confidence"
     """The model was no longer as sure as `early_stop` asks."""
+    CONTENT_FILTER = "content_filter"
+    """What would have come next, the content filter does not let out."""
 
 
 class Priority(StrEnum):

@@ -41,12 +41,17 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        self._text = ""
+        self._text: str = ""
         """The decoded window."""
-        self._shown = 0
+        self._shown: int = 0
         """How many characters of `_text` are out."""
         self._boundary = 0
         """How many tokens of the window there were when it last ended with a whole character."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last token ended within a character."""
+        return self._shown < len(self._text)
 
     def push(self, token_id: int) -> str:
         """Take the next token; give the text that has become certain with it."""

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from millstream.shared.content_filter import ContentFilter
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import error_data, token_data
 from millstream.shared.schemas import TaskRequest
@@ -14,6 +15,7 @@ from millstream.worker.early_stop import ConfidenceWindow
 from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLogprobs
 from millstream.worker.logprobs import LogprobWriter, rounded
 from millstream.worker.stop_strings import StopMatcher
+from millstream.worker.token_gate import TokenGate
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,13 @@ class Job:
     sending again, and the same number never carries other bytes.
     """
 
-    def __init__(self, claim: Claim, request: TaskRequest, shard: int) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        request: TaskRequest,
+        shard: int,
+        output_filter: ContentFilter | None = None,
+    ) -> None:
         self.task_id = claim.task_id
         self.attempt = claim.attempt
         self.shard = shard
@@ -56,6 +64,10 @@ class Job:
         self._confidence = None if early_stop is None else ConfidenceWindow(early_stop)
         self._logprobs: LogprobWriter | None = None
         first = 1 if request.echo else 0
+        self._gate: TokenGate | None = None
+        if output_filter is not None:
+            told = sum(len(event.text) for event in claim.log[first:])
+            self._gate = TokenGate(output_filter.stream(), told=told)
         self._flushed = len(claim.log) > first and not claim.log[-1].ids
         """Whether an earlier attempt got as far as to let go of held-back text."""
 
@@ -134,11 +146,14 @@ class Job:
             self._token_ids.append(token_id)
             if self._logprobs is None:
                 text, reason = self._push(token_id)
-                self._events.append((str(token_id), token_data(text)))
+                written = None
             else:
                 text, reason = self._push(token_id, rounded(logprobs[at].logprob))
                 written = self._logprobs.write([token_id], [logprobs[at]])
+            if self._gate is None:
                 self._events.append((str(token_id), token_data(text, written)))
+            else:
+                self._events += self._gate.tell(str(token_id), written)
             if reason is not None:
                 self._finish_text(reason)
                 return
@@ -147,8 +162,13 @@ class Job:
 
     def _push(self, token_id: int, logprob: float = 0.0) -> tuple[str, FinishReason | None]:
         """Take a token: the text that becomes certain with it, and why the answer ends there."""
-        piece = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
+        assert self._detokenizer is not None  # noqa: S101 - `begin` was called
+        piece = self._detokenizer.push(token_id)
         text, stopped = self._stop_matcher.push(piece)
+        if self._gate is not None:
+            self._gate.read(text, made=len(piece), unfinished=self._detokenizer.unfinished)
+            if self._gate.matched:
+                return "", FinishReason.CONTENT_FILTER
         if stopped:
             return text, FinishReason.STOP
         if self._confidence is not None and self._confidence.push(logprob):
@@ -212,16 +232,20 @@ class Job:
         )
 
     def _finish_text(self, reason: FinishReason) -> None:
-        """Let go of held-back text; a stop string may still come to light in it."""
+        """Let go of held-back text; a stop string or a match may still come to light in it."""
         text, stopped = "", False
         if self._detokenizer is not None:
             text, stopped = self._stop_matcher.push(self._detokenizer.flush())
         if not stopped:
             text += self._stop_matcher.flush()
             stopped = self._stop_matcher.stopped
-        if text and not self._flushed:
+        reason = FinishReason.STOP if stopped else reason
+        if self._gate is not None:
+            self._events += self._gate.finish(text)
+            reason = FinishReason.CONTENT_FILTER if self._gate.matched else reason
+        elif text and not self._flushed:
             self._events.append(("", token_data(text)))
-        self._complete(FinishReason.STOP if stopped else reason)
+        self._complete(reason)
 
     def _complete(self, reason: FinishReason) -> None:
         self.outcome = TaskState.COMPLETED

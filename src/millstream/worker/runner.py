@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from millstream.shared.content_filter import Filters, refused_prompt
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import TaskRequest, decode_request, shard_of
 from millstream.shared.scripts import Claim
@@ -23,6 +24,7 @@ class Runner:
     Args:
         engine: A started engine.
         limits: What bounds every generation.
+        filters: What looks at prompts and answers. Pods have looked at prompts that are text.
         on_unwritten: Told of a job whose log lacks something.
         on_engine_error: Told of a job whose generation the engine gave up, and why.
         on_room: Told whenever a job has left.
@@ -32,6 +34,7 @@ class Runner:
         self,
         engine: Engine,
         limits: Limits,
+        filters: Filters,
         *,
         on_unwritten: Callable[[Job], None],
         on_engine_error: Callable[[Job, str], None],
@@ -39,6 +42,7 @@ class Runner:
     ) -> None:
         self._engine = engine
         self._limits = limits
+        self._filters = filters
         self._on_unwritten = on_unwritten
         self._on_engine_error = on_engine_error
         self._on_room = on_room
@@ -73,7 +77,7 @@ class Runner:
             return
         shard = shard_of(claim.task_id) or 0
         try:
-            job = Job(claim, decode_request(claim.request), shard)
+            job = Job(claim, decode_request(claim.request), shard, self._filters.output)
         except msgspec.MsgspecError:
             logger.exception("not a request", extra={"task_id": claim.task_id})
             job = self._jobs[request_id] = Job(claim, TaskRequest(model=""), shard)
@@ -107,6 +111,9 @@ class Runner:
     def _tokenize(self, request: TaskRequest) -> list[int]:
         tokenizer = self._engine.tokenizer
         if request.prompt_ids:
+            look = self._filters.input
+            if look is not None and not look.allows(tokenizer.decode(request.prompt_ids)):
+                raise refused_prompt("prompt")
             return list(request.prompt_ids)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt)
@@ -124,7 +131,7 @@ class Runner:
             self.tokens += len(output.token_ids)
             job.advance(output.token_ids, output.finish, output.logprobs)
             if job.outcome and output.finish is None:
-                self._engine.cancel(job.request_id)  # a stop string or doubt ended it
+                self._engine.cancel(job.request_id)  # stop string, filter or doubt
             self._on_unwritten(job)
 
     def drop(self, job: Job) -> None:

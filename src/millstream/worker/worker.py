@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
+from millstream.shared.content_filter import open_filters
 from millstream.shared.keys import Keys
 from millstream.shared.registry import WorkerInfo, until_welcome
 from millstream.shared.scripts import STALE, Scripts
@@ -44,6 +45,7 @@ class Worker:
         self._state = WorkerState.STARTING
         self._note = ""
         self._started_at = time.time()
+        self._filters = open_filters(settings)
         self._engine = create_engine(
             settings.engine,
             EngineSettings(
@@ -136,6 +138,7 @@ class Worker:
         runner = self._runner = Runner(
             self._engine,
             Limits(info.context_length, settings.max_tokens_limit),
+            self._filters,
             on_unwritten=lambda job: publishers[job.shard].mark(job),
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),

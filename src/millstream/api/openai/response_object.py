@@ -7,7 +7,10 @@ from millstream.shared.schemas import ResponseOptions, TaskRequest
 from millstream.shared.states import FinishReason, TaskState
 
 _PREFIX = "resp_"
-_INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens"}
+_INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.CONTENT_FILTER: "content_filter",
+}
 
 
 def response_id(task_id: str) -> str:

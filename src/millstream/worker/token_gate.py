@@ -1,0 +1,89 @@
+"""Where the tokens of a filtered answer wait until all of their text is free.
+
+A token's event tells its id and, where asked for, its text and likely alternatives: so the whole
+event waits, not its text alone. Tokens that wait when their worker dies are in no log; the next
+owner generates them again, as position-keyed sampling gives them (docs/adr/0009, docs/adr/0023).
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from millstream.shared.content_filter import TextFilter
+from millstream.shared.events import token_data
+
+
+class _Waiting(NamedTuple):
+    ids: str
+    logprobs: str | None
+    end: int
+    """Where its text ends, in characters of the answer."""
+
+
+class TokenGate:
+    """One answer's.
+
+    Args:
+        text_filter: Of this answer.
+        told: How many characters of it are in the log already; they will be read again.
+    """
+
+    def __init__(self, text_filter: TextFilter, *, told: int = 0) -> None:
+        self._filter = text_filter
+        self._waiting: deque[_Waiting] = deque()
+        self._told = told
+        self._free = ""
+        """Free text that is not told, from `_told` on."""
+        self._again = told
+        """How much of what comes free next was told by an earlier owner."""
+        self._end = 0
+        """Where the text of the last token ends."""
+        self._unfinished = False
+
+    @property
+    def matched(self) -> bool:
+        """Whether the filter ends the answer."""
+        return self._filter.matched
+
+    def read(self, text: str, *, made: int, unfinished: bool) -> None:
+        """Take what came with a token.
+
+        Args:
+            text: What no stop string holds back any more.
+            made: How many characters the token made, held back or not.
+            unfinished: Whether it ended within a character, which the next one may finish.
+        """
+        self._take(self._filter.push(text))
+        self._end += made
+        self._unfinished = unfinished
+
+    def tell(self, ids: str, logprobs: str | None) -> list[tuple[str, str]]:
+        """Let the token just read wait; (ids, data) of the events that need wait no longer."""
+        self._waiting.append(_Waiting(ids, logprobs, self._end + self._unfinished))
+        events: list[tuple[str, str]] = []
+        while self._waiting and self._waiting[0].end <= self._told + len(self._free):
+            events.append(self._event(self._waiting.popleft()))
+        return events
+
+    def finish(self, text: str) -> list[tuple[str, str]]:
+        """Take the last text; the events of all tokens before a match, and of what else is free."""
+        self._take(self._filter.push(text) + self._filter.flush())
+        events: list[tuple[str, str]] = []
+        free = self._told + len(self._free)
+        for token in self._waiting:
+            if self.matched and token.end > free:
+                break
+            events.append(self._event(token))
+        if self._free:
+            events.append(("", token_data(self._free)))
+        return events
+
+    def _take(self, text: str) -> None:
+        again = min(self._again, len(text))
+        self._again -= again
+        self._free += text[again:]
+
+    def _event(self, token: _Waiting) -> tuple[str, str]:
+        size = max(0, token.end - self._told)
+        text, self._free = self._free[:size], self._free[size:]
+        self._told += len(text)
+        return token.ids, token_data(text, token.logprobs)

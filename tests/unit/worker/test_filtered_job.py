@@ -1,0 +1,158 @@
+"""A filtered answer: nothing of a match is ever in the log, whoever writes it."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from millstream.shared.events import TOKEN, Event
+from millstream.shared.pattern_filter import PatternFilter
+from millstream.shared.pattern_list import compile_patterns
+from millstream.shared.schemas import EarlyStop, SamplingParams, TaskRequest
+from millstream.shared.scripts import Claim
+from millstream.worker.engines.base import TokenLogprobs
+from millstream.worker.engines.fake_script import FakeTokenizer
+from millstream.worker.job import Job, Limits
+
+TOKENIZER = FakeTokenizer()
+PROMPT = TOKENIZER.encode("hello there")
+LIMITS = Limits(context_length=1000, max_tokens=100)
+SURE = TokenLogprobs(-0.25)
+
+
+def token(text: str | bytes) -> int:
+    data = text.encode() if isinstance(text, str) else text
+    return int.from_bytes(b"\x01" + data)
+
+
+def job(words: list[str], log: list[Event] | None = None, **sampling: Any) -> Job:
+    request = TaskRequest("m", prompt="hello there", sampling=SamplingParams(**sampling))
+    output_filter = PatternFilter(compile_patterns(words, [])) if words else None
+    work = Job(Claim("t0-x", 1, b"", log or []), request, 0, output_filter)
+    work.begin(PROMPT, TOKENIZER, LIMITS)
+    return work
+
+
+def written(work: Job) -> list[Event]:
+    """The events as the log would hold them."""
+    return [Event(seq, TOKEN, ids, data) for seq, (ids, data) in enumerate(work.events, 1)]
+
+
+def told(work: Job) -> list[str]:
+    """The texts, those without a token in brackets, and how it ended."""
+    texts = [event.text if event.ids else f"[{event.text}]" for event in written(work)]
+    work.written = 0
+    return [*texts, *filter(None, [work.row(1000).detail])]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sampling", "shown"),
+    [
+        pytest.param(["the", " ba", "d", " x"], {}, ["the", "[ ]", "content_filter"], id="cut"),
+        pytest.param(["the", " ba", "dly"], {}, ["the", " ba", "dly", "stop"], id="another word"),
+        pytest.param(["the", " bad"], {}, ["the", "[ ]", "content_filter"], id="at the end"),
+        pytest.param(["the", " ba"], {}, ["the", " ba", "stop"], id="the end of a beginning"),
+        pytest.param(
+            ["a", " ba", "d", "ly"], {"max_tokens": 2}, ["a", " ba", "length"], id="length"
+        ),
+        pytest.param(["bad", "!"], {"stop": ["d!"]}, ["ba", "", "stop"], id="a stop string within"),
+        pytest.param(["bad", "! x"], {"stop": ["x"]}, ["content_filter"], id="before one"),
+        pytest.param(["a!", " bad"], {"stop": ["!"]}, ["a", "stop"], id="behind one"),
+        pytest.param(["worse", " news"], {}, ["content_filter"], id="two words"),
+        pytest.param([b"b\xc3", b"\xb6s", "e "], {}, ["content_filter"], id="half a character"),
+        pytest.param(
+            [b"\xc3", b"\xb6s", "e "], {}, ["\u00f6", "s", "e ", "stop"], id="free halves"
+        ),
+    ],
+)
+def test_what_is_told(
+    pieces: list[str | bytes], sampling: dict[str, Any], shown: list[str]
+) -> None:
+    work = job(["bad", "worse news", "b\u00f6se"], **sampling)
+    work.advance([token(piece) for piece in pieces[: sampling.get("max_tokens")]], None)
+    if not work.outcome:
+        work.advance([], "length" if "max_tokens" in sampling else "stop")
+    assert told(work) == shown
+
+
+def test_logprobs_of_a_match_are_not_told() -> None:
+    work = job(["bad news"], logprobs=1)
+    likely = TokenLogprobs(-0.5, ((token(" bad"), -0.5),))
+    for piece in ("so", " bad", " new", "s", "."):
+        work.advance([token(piece)], None, [likely if piece == " bad" else SURE])
+    assert [data for _, data in work.events] == [
+        '{"text":"so","logprobs":[{"token":"so","bytes":[115,111],"logprob":-0.25,'
+        '"top_logprobs":[]}]}',
+        '" "',
+    ]
+    free = job(["bad news"], logprobs=1)
+    for piece in ("so", " bad", " newt"):
+        free.advance([token(piece)], None, [SURE])
+    free.advance([], "stop")
+    assert [e.logprobs[0].token for e in written(free)] == ["so", " bad", " newt"]
+
+
+def test_doubt_lets_go_of_what_was_held_back() -> None:
+    work = job(["bad news"], early_stop=EarlyStop(0.9, 1))
+    work.advance([token("bad")], None, [SURE])
+    assert told(work) == ["bad", "low_confidence"]
+
+
+def test_a_list_that_is_new_to_a_running_answer() -> None:
+    """The next owner has another list than the last one, or none, or is the first with one."""
+    ids = [token(piece) for piece in ("so ", "ba", "d", " it", " is")]
+    for first, second, at, shown in [
+        ([], ["bad"], 2, ["so ", "ba", "content_filter"]),  # it was told already
+        (["bad"], ["badly"], 2, ["so ", "ba", "d", " it", " is", "stop"]),
+        (["badly"], [], 3, ["so ", "ba", "d", " it", " is", "stop"]),
+        ([], ["it is"], 5, ["so ", "ba", "d", " it", " is", "content_filter"]),
+    ]:
+        before = job(first)
+        before.advance(ids[:at], None)
+        log = written(before)
+        after = job(second, log)
+        after.advance(ids[len(log) :], "stop")
+        assert told(after) == shown
+
+
+pieces = st.lists(st.sampled_from(["a", "b", " ", "ab", " b", "ba ", b"\xc3", b"\xa9"]), max_size=9)
+word_lists = st.lists(st.sampled_from(["a", "ab", "b a", "aa", "\u00e9", "ab ba"]), min_size=1)
+stops = st.lists(st.sampled_from(["bb", " a", "ba ba"]), max_size=2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(word_lists, stops, pieces, st.booleans())
+def test_every_owner_tells_the_text_up_to_the_first_match(
+    words: list[str], stop: list[str], made: list[str | bytes], logprobs: bool
+) -> None:
+    ids = [token(piece) for piece in made]
+    sampling: dict[str, Any] = {"stop": tuple(stop), "logprobs": 0 if logprobs else None}
+    plain = job([], **sampling)
+    plain.advance(ids, "stop", [SURE] * len(ids))
+    text = "".join(event.text for event in written(plain))
+    found = compile_patterns(words, []).whole.search(text)
+    expected = text if found is None else text[: found.start()]
+
+    whole = job(words, **sampling)
+    for token_id in ids:
+        whole.advance([token_id], None, [SURE])
+        # Whatever comes, a token that is told can be told: all its text is before the match.
+        assert expected.startswith("".join(event.text for event in written(whole)))
+    whole.advance([], "stop")
+    assert "".join(event.text for event in written(whole)) == expected
+    assert whole.row(0).detail == ("stop" if found is None else "content_filter")
+    if found is not None and logprobs:
+        names = [name for e in written(whole) for name in json.loads(e.logprobs_data)]
+        assert len(
+            b"".join(bytes(name["bytes"]) for name in names).decode(errors="replace")
+        ) <= len(expected)
+
+    for at in range(len(whole.events) + 1):
+        log = written(whole)[:at]
+        second = job(words, log, **sampling)
+        for token_id in ids[sum(event.token_count for event in log) :]:
+            second.advance([token_id], None, [SURE])
+        second.advance([], "stop")
+        assert second.events == whole.events
+        assert second.row(0).detail == whole.row(0).detail
