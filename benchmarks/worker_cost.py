@@ -22,6 +22,7 @@ from tests.support.store import start_valkey
 from tests.support.waiting import until
 
 from millstream.shared.connection import open_redis
+from millstream.shared.content_filter import Filters
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import Scripts
@@ -29,6 +30,7 @@ from millstream.worker.engines.base import EngineSettings, StepOutput, Tokenizer
 from millstream.worker.engines.transformers_source import load_model
 from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 from millstream.worker.job import Job, Limits
+from millstream.worker.metrics import WorkerMetrics
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
 
@@ -78,7 +80,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
     jobs: dict[str, Job] = {}
     publisher = Publisher(
         scripts, SHARD, worker_id="w", model="m", result_ttl_s=60, lease=NeverLost(),
-        on_gone=lambda job: None,
+        on_ended=lambda job: None, on_gone=lambda job: None,
     )  # fmt: skip
 
     def unwritten(job: Job) -> None:
@@ -88,6 +90,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
 
     runner = Runner(
         NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
+        Filters(), WorkerMetrics(),
         on_unwritten=unwritten, on_engine_error=lambda job, error: None, on_room=lambda: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'

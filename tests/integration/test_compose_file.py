@@ -13,7 +13,7 @@ from millstream.shared.settings import PREFIX, Settings
 CLIENTS = {PREFIX + "URL", PREFIX + "API_KEY"}  # of who talks to a fleet, not of its processes
 SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields} - CLIENTS
 # A worker answers no callers, so it is told none of their secrets.
-OF_PODS_ALONE = {PREFIX + "HOST", PREFIX + "PORT", PREFIX + "ALLOW_ANONYMOUS"} | {
+OF_PODS_ALONE = {PREFIX + "PORT", PREFIX + "ALLOW_ANONYMOUS"} | {
     name for name in SETTINGS if name.startswith((PREFIX + "API_KEYS", PREFIX + "JWT_"))
 }
 OURS = ("api", "worker", "worker-gpu")

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,8 @@ class Admission:
         self._settings = settings
         self._filter = input_filter
         self._turn = 0
+        self.accepted: Counter[tuple[str, str]] = Counter()
+        """Tasks that this pod has made, by model and class."""
         self._away_until: dict[int, float] = {}
 
     async def submit(
@@ -154,6 +157,8 @@ class Admission:
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
+            if not answer.known:
+                self.accepted[name, chosen] += len(requests)
             return Accepted(
                 answer.task_ids,
                 name,

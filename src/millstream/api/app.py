@@ -12,13 +12,16 @@ from millstream import __version__
 from millstream.api.auth.authenticator import Authenticator
 from millstream.api.errors import install_error_handlers
 from millstream.api.farewell import Farewell
+from millstream.api.metrics import PodMetrics
 from millstream.api.pod import open_pod
 from millstream.api.rate_headers import RATE_HEADERS
+from millstream.api.request_counts import RequestCounts
 from millstream.api.routes import (
     chat,
     completions,
     fleet,
     health,
+    metrics,
     models,
     pages,
     responses,
@@ -46,6 +49,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     """
     authenticator = Authenticator(settings)
     filters = open_filters(settings)
+    counts = RequestCounts()
     # Streams end when the pod says so (streams.py), not the moment the server is told to stop.
     AppStatus.disable_automatic_graceful_drain()
 
@@ -53,6 +57,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with open_pod(settings, authenticator, filters) as pod:
             app.state.pod = pod
+            app.state.metrics = PodMetrics(pod, counts)
             yield
 
     app = FastAPI(
@@ -62,7 +67,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         lifespan=lifespan,
         redirect_slashes=False,  # its Location would repeat whatever Host a client sends
     )
-    install_error_handlers(app)
+    install_error_handlers(app, counts)
     for module in (
         chat,
         completions,
@@ -73,6 +78,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         sockets,
         usage,
         health,
+        metrics,
         fleet,
         pages,
     ):
@@ -80,7 +86,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     app.mount("/static", pages.static_files())
     describe(app)
     allowed = authenticator.pages
-    served = Farewell(app)
+    served = Farewell(app, counts)
     if not (allowed.all or allowed.private or allowed.listed):
         return app, SecurityHeaders(served)
     # Who may read an answer. Whether a page of a fleet without keys may ask is decided before.

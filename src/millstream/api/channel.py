@@ -76,6 +76,11 @@ class Channel:
             return self._session
         return None
 
+    @property
+    def reconnects(self) -> int:
+        """How often the subscription was lost and made again."""
+        return max(0, self._subscription.opened - 1)
+
     async def run(self) -> None:
         """Listen for the pod's whole life."""
         await asyncio.gather(self._subscription.run(), self._put_back())

@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from millstream.api.rate_headers import rate_headers
+from millstream.api.request_counts import RequestCounts
 from millstream.shared import errors
 from millstream.shared.events import Event
 from millstream.shared.schemas import to_json
@@ -100,11 +101,12 @@ def unfinished(event: Event) -> dict[str, Any]:
     return event.body
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Make every error that leaves a route an OpenAI error body."""
+def install_error_handlers(app: FastAPI, counts: RequestCounts) -> None:
+    """Make every error that leaves a route an OpenAI error body, and count it."""
 
     async def on_millstream_error(connection: HTTPConnection, error: Exception) -> Any:
         assert isinstance(error, errors.MillstreamError)  # noqa: S101 - the table below says so
+        counts.refuse(error, status_of(error))
         if isinstance(connection, WebSocket):
             return await refuse_socket(connection, error)
         return error_response(error)

@@ -158,6 +158,11 @@ class Feed:
         """How many readers are open."""
         return sum(len(readers) for readers in self._readers.values())
 
+    @property
+    def reconnects(self) -> int:
+        """How often a subscription was lost and made again."""
+        return sum(channel.reconnects for channel in self._channels)
+
     def follows(self, task_id: str) -> bool:
         """Whether some reader here has the task open."""
         return task_id in self._readers

@@ -2,17 +2,34 @@
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from millstream.shared.address import mask_password
 from millstream.shared.keys import Keys
-from millstream.shared.registry import WorkerInfo, read_apis, read_workers
+from millstream.shared.queue_depth import QueueDepth
+from millstream.shared.redis_check import Info
+from millstream.shared.registry import ApiInfo, WorkerInfo, read_apis, read_workers
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 
 LOOK_S = 0.9  # watchers look once a second
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLook:
+    """What was seen of the fleet."""
+
+    at: float
+    """By the monotonic clock."""
+    workers: list[WorkerInfo]
+    apis: list[ApiInfo]
+    queues: dict[str, QueueDepth]
+    """Of all models that have a worker, or had one within the last week."""
+    servers: list[Info]
+    """What each Redis says of itself."""
 
 
 class FleetWatch:
@@ -21,9 +38,26 @@ class FleetWatch:
     def __init__(self, scripts: Scripts, settings: Settings) -> None:
         self._scripts = scripts
         self._settings = settings
-        self._lock = asyncio.Lock()
-        self._looked_at = 0.0
-        self._view: dict[str, Any] = {}
+        self._looking: asyncio.Task[FleetLook] | None = None
+        self.last: FleetLook | None = None
+        """The last look that came to its end."""
+
+    async def look(self, *, within_s: float | None = None) -> FleetLook | None:
+        """A look that is at most a second old; with `within_s` the last one, if it takes longer.
+
+        Raises:
+            RedisError: Redis does not answer, and there is no `within_s`.
+        """
+        if self.last is not None and time.monotonic() - self.last.at <= LOOK_S:
+            return self.last
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="look at the fleet")
+            self._looking.add_done_callback(self._looked)
+        looking = self._looking
+        if within_s is None:
+            return await asyncio.shield(looking)
+        await asyncio.wait({looking}, timeout=within_s)
+        return self.last
 
     async def view(self) -> dict[str, Any]:
         """The body of `/fleet.json`, at most a second old.
@@ -31,47 +65,58 @@ class FleetWatch:
         Raises:
             RedisError: Redis does not answer.
         """
-        async with self._lock:
-            if time.monotonic() - self._looked_at > LOOK_S:
-                self._view = await self._look()
-                self._looked_at = time.monotonic()
-            return self._view
+        look = await self.look()
+        assert look is not None  # noqa: S101 - there was no bound
+        served = {worker.model for worker in look.workers}
+        return {
+            "redis": self._redis(look),
+            "apis": [msgspec.to_builtins(api) for api in look.apis],
+            "workers": [msgspec.to_builtins(worker) for worker in look.workers],
+            "models": [
+                {
+                    "name": name,
+                    "waiting": queue.waiting,
+                    "running": queue.running,
+                    "oldest_wait_s": queue.oldest_wait_s,
+                    "tokens_per_s": sum(
+                        worker.tokens_per_s for worker in look.workers if worker.model == name
+                    ),
+                }
+                for name, queue in look.queues.items()
+                # One without a worker, if something waits for one to come.
+                if name in served or queue.waiting or queue.running
+            ],
+        }
 
-    async def _look(self) -> dict[str, Any]:
+    def _looked(self, looking: "asyncio.Task[FleetLook]") -> None:
+        if not looking.cancelled() and looking.exception() is None:
+            self.last = looking.result()
+
+    async def _look(self) -> FleetLook:
         lease_s = self._settings.lease_s
         workers = await read_workers(self._scripts, lease_s=lease_s)
         apis = await read_apis(self._scripts, lease_s=lease_s)
-        names = {worker.model for worker in workers}
-        models = [await self._model(name, workers) for name in sorted(names)]
-        known = (await self._scripts.remembered_models()).keys() | self._settings.on_demand
-        for name in sorted(known - names):
-            model = await self._model(name, workers)
-            if model["waiting"] or model["running"]:  # it waits for a worker to come
-                models.append(model)
-        return {
-            "redis": await self._redis(),
-            "apis": [msgspec.to_builtins(api) for api in apis],
-            "workers": [msgspec.to_builtins(worker) for worker in workers],
-            "models": models,
-        }
+        names = {worker.model for worker in workers} | await self._remembered()
+        queues = {name: await self._depth(name) for name in sorted(names)}
+        servers = [*(await self._scripts.infos()).values()]
+        return FleetLook(time.monotonic(), workers, apis, queues, servers)
 
-    async def _model(self, name: str, workers: list[WorkerInfo]) -> dict[str, Any]:
+    async def _remembered(self) -> set[str]:
+        """Models that may have no worker now."""
+        names = {*await self._scripts.remembered_models()}
+        return names | self._settings.on_demand | {self._settings.model} - {""}
+
+    async def _depth(self, model: str) -> QueueDepth:
         shards = range(self._settings.shards)
-        views = [await self._scripts.waiting(Keys(shard), model=name) for shard in shards]
-        return {
-            "name": name,
-            "waiting": sum(view.waiting for view in views),
-            "running": sum(view.running for view in views),
-            "oldest_wait_s": max(view.oldest_wait_s for view in views),
-            "tokens_per_s": sum(item.tokens_per_s for item in workers if item.model == name),
-        }
+        return QueueDepth.of_all(
+            [await self._scripts.depth(Keys(shard), model=model) for shard in shards]
+        )
 
-    async def _redis(self) -> dict[str, Any]:
-        infos = (await self._scripts.infos()).values()
+    def _redis(self, look: FleetLook) -> dict[str, Any]:
         return {
             "url": mask_password(self._settings.redis_url),
             "version": next(
-                str(info.get("valkey_version", info["redis_version"])) for info in infos
+                str(info.get("valkey_version", info["redis_version"])) for info in look.servers
             ),
-            "used_memory": sum(int(info["used_memory"]) for info in infos),
+            "used_memory": sum(int(info["used_memory"]) for info in look.servers),
         }

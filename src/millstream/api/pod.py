@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
@@ -32,6 +33,8 @@ from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.content_filter import Filters
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.limits import LimitStore
+from millstream.shared.metrics.calls import CallStats
+from millstream.shared.metrics.loop_lag import LoopLag
 from millstream.shared.redis_check import UnfitRedis
 from millstream.shared.registry import (
     ApiInfo,
@@ -63,8 +66,14 @@ class Pod:
         log_reads: Scripts,
         authenticator: Authenticator,
         filters: Filters,
+        *,
+        calls: CallStats,
     ) -> None:
         self.settings = settings
+        self.calls = calls
+        self.lag = LoopLag()
+        self.stops: Counter[str] = Counter(asked=0, left=0)
+        """Stops that were confirmed: `asked` for, or because the client had `left`."""
         self.authenticator = authenticator
         self.tickets = Tickets(scripts.runner)
         self.scripts = scripts
@@ -158,6 +167,7 @@ class Pod:
         if state in ("unknown", "expired"):
             raise missing_task(task_id, expired=state == "expired")
         if state == TaskState.CANCELLED:
+            self.stops["left" if left else "asked"] += 1
             self.shown.note_stop(task_id, caller, tokens=completion)
         return TaskState(state), Usage(prompt, completion)
 
@@ -215,12 +225,21 @@ async def open_pod(
         open_redis(settings.redis_url) as client,
         open_redis(settings.redis_url, pool_size=LOG_READS) as reading,
     ):
-        pod = Pod(settings, Scripts(client), Scripts(reading), authenticator, filters)
+        calls = CallStats()
+        pod = Pod(
+            settings,
+            Scripts(client, calls),
+            Scripts(reading, calls),
+            authenticator,
+            filters,
+            calls=calls,
+        )
         url = f"http://{settings.host}:{settings.port}"
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
+            asyncio.create_task(pod.lag.run(), name="loop lag"),
             asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
             asyncio.create_task(pod.withdrawals.run(), name="withdrawals"),
             asyncio.create_task(pod.check_store(), name="check redis"),

@@ -49,6 +49,14 @@ class Relay:
     def __init__(self, scripts: Scripts, feed: Feed) -> None:
         self._scripts = scripts
         self._feed = feed
+        self.given = 0
+        """Events given to readers."""
+        self.resumes = 0
+        """Readers that began after some event."""
+        self.log_reads = 0
+        """How often a reader that was behind read the log."""
+        self.rewinds = 0
+        """Readers told that Redis has lost what they had."""
 
     async def page(
         self, task_id: str, caller: str, *, after: int, follow: bool = False, count: int = PAGE
@@ -78,7 +86,7 @@ class Relay:
         if isinstance(page, LogPage):
             return page
         if page == "rewound":
-            raise rewound(task_id)
+            raise self._rewound(task_id)
         raise missing_task(task_id, expired=page == "expired")
 
     async def so_far(self, task_id: str, caller: str) -> SoFar:
@@ -121,6 +129,7 @@ class Relay:
         `page` for a task that is not there, or no longer; and `LogRewound` where Redis has lost
         what was given before, and neither worker nor pod can put it back.
         """
+        self.resumes += after > 0
         next_seq = after + 1
         delay = RETRY_FIRST_S
         read_at = time.monotonic()
@@ -153,6 +162,7 @@ class Relay:
                     elif time.monotonic() - read_at > RECHECK_S:
                         reader.fall_behind()
                 if batch:
+                    self.given += len(batch)
                     self._feed.shown.note(task_id, batch)
                 yield batch
                 if batch and batch[-1].terminal:
@@ -163,11 +173,12 @@ class Relay:
     ) -> LogPage | None:
         """Read the log from a number on; None while Redis is away or its logs are doubtful."""
         if reader.rewound:
-            raise rewound(reader.task_id)
+            raise self._rewound(reader.task_id)
         session = self._feed.session(reader.task_id)
         if session is None:
             return None
         reader.begin_catch_up()
+        self.log_reads += 1
         try:
             page = await self.page(reader.task_id, caller, after=next_seq - 1, follow=True)
         except RedisUnavailable:
@@ -175,11 +186,16 @@ class Relay:
             return None
         if gap.lies_between(page, next_seq):
             if gap.hopeless:
-                raise rewound(reader.task_id)
+                raise self._rewound(reader.task_id)
         elif self._feed.session(reader.task_id) == session:
             return page
         reader.fall_behind()
         return None
+
+    def _rewound(self, task_id: str) -> LogRewound:
+        """What a reader is told whose events Redis has lost."""
+        self.rewinds += 1
+        return LogRewound(f"The fleet's store has lost events of task {task_id}; read it anew.")
 
 
 class _Gap:
@@ -200,11 +216,6 @@ class _Gap:
         self._since = self._since or now
         self.hopeless = page.state.terminal or now - self._since > HEAL_S
         return True
-
-
-def rewound(task_id: str) -> LogRewound:
-    """What a reader is told whose events Redis has lost."""
-    return LogRewound(f"The fleet's store has lost events of task {task_id}; read it anew.")
 
 
 def unavailable(error: RedisError) -> RedisUnavailable:

@@ -94,9 +94,14 @@ def api_specs(
 
 
 def worker_specs(
-    settings: Settings, models: Sequence[Model], *, per_model: int, redis_url: str
+    settings: Settings,
+    models: Sequence[Model],
+    *,
+    per_model: int,
+    redis_url: str,
+    metrics_ports: Sequence[int] = (),
 ) -> list[ProcessSpec]:
-    """The workers of all models, numbered through."""
+    """The workers of all models, numbered through; each with a port of its own for its metrics."""
     served = [model for model in models for _ in range(per_model)]
     threads = _threads_each(len(served))
     return [
@@ -109,6 +114,7 @@ def worker_specs(
                 PREFIX + "ENGINE": settings.engine,
                 PREFIX + "MODEL": model.name,
                 PREFIX + "MODEL_SOURCE": model.source,
+                **({PREFIX + "METRICS_PORT": str(metrics_ports[number])} if metrics_ports else {}),
             },
         )
         for number, model in enumerate(served)

@@ -1,4 +1,4 @@
-"""Finds out, before anything is started, whether the ports of the API pods are free."""
+"""Finds out, before anything is started, whether the ports that a fleet listens on are free."""
 
 import contextlib
 import socket
@@ -13,7 +13,7 @@ _CONNECT_S = 0.5
 
 
 def choose_ports(host: str, first: int, count: int) -> list[int]:
-    """The ports of `count` pods: `first` and those after it, or any free ones if it is 0.
+    """The ports of `count` processes: `first` and those after it, or any free ones if it is 0.
 
     Raises:
         PortTaken: one of them is in use.
@@ -23,7 +23,7 @@ def choose_ports(host: str, first: int, count: int) -> list[int]:
         return _free_ports(host, count)
     ports = list(range(first, first + count))
     if ports[-1] > 65535:
-        raise SettingsError(f"{count} API pods from port {first} on go past 65535; lower --port")
+        raise SettingsError(f"{count} ports from {first} on go past 65535; start lower")
     for port in ports:
         check_port(host, port)
     return ports

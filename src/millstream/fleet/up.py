@@ -108,6 +108,11 @@ class Fleet:
             self._guard = Guard(f"{os.getpid()}-{secrets.token_hex(8)}")
         ports = choose_ports(settings.host, settings.port, options.apis)
         names = [model.name for model in models]
+        metrics_ports = (
+            choose_ports(settings.host, settings.metrics_port, options.workers * len(models))
+            if settings.metrics_port
+            else []
+        )
 
         # The client library takes a quarter of a second to import; Valkey starts meanwhile.
         importing = asyncio.create_task(asyncio.to_thread(import_module, "millstream.fleet.watch"))
@@ -121,7 +126,13 @@ class Fleet:
             await self._guard.start()
         specs = [
             *api_specs(settings, models, ports=ports, redis_url=redis_url),
-            *worker_specs(settings, models, per_model=options.workers, redis_url=redis_url),
+            *worker_specs(
+                settings,
+                models,
+                per_model=options.workers,
+                redis_url=redis_url,
+                metrics_ports=metrics_ports,
+            ),
         ]
         for spec in specs:
             supervisor = Supervisor(

@@ -16,6 +16,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
 
 from millstream.shared.connection import CALL_S
+from millstream.shared.metrics.calls import CallStats
 
 PARTS = ("lib", "fair", "tasks")
 """Files of what scripts share; each definition uses only what comes before it."""
@@ -55,10 +56,15 @@ class ScriptRunner:
     """Calls to one Redis, each of which ends within `CALL_S`.
 
     Raises a `RedisError` from every call where Redis is away.
+
+    Args:
+        client: To that Redis.
+        stats: Where calls are counted.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: redis.asyncio.Redis, stats: CallStats | None = None) -> None:
         self.client: Any = client  # redis-py does not type what it answers
+        self._stats = stats or CallStats()
 
     async def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script; what it answers."""
@@ -69,12 +75,13 @@ class ScriptRunner:
             except NoScriptError:
                 return await self.client.eval(script_text(name), len(keys), *keys, *args)
 
-        return await self.bounded(call())
+        return await self.bounded(call(), name)
 
-    async def bounded(self, call: Awaitable[Any]) -> Any:
-        """Any other command, under the same bound."""
-        try:
-            async with asyncio.timeout(CALL_S):
-                return await call
-        except TimeoutError:
-            raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None
+    async def bounded(self, call: Awaitable[Any], name: str = "command") -> Any:
+        """Any other command, under the same bound; it is counted under the name."""
+        with self._stats.timed(name):
+            try:
+                async with asyncio.timeout(CALL_S):
+                    return await call
+            except TimeoutError:
+                raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None

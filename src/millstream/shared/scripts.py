@@ -1,7 +1,7 @@
 """Typed callers of a task's atomic steps; each is one script in `lua/`, and may be sent again."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,6 +11,8 @@ from millstream.shared import keys
 from millstream.shared.events import Event, decode_log
 from millstream.shared.fair_order import Waiting, serving_order
 from millstream.shared.keys import Keys
+from millstream.shared.metrics.calls import CallStats
+from millstream.shared.queue_depth import ClassDepth, QueueDepth
 from millstream.shared.redis_check import Info, read_infos
 from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.states import Priority, TaskState
@@ -60,6 +62,11 @@ class Claim:
     log: list[Event]
     suspect: bool = False
     """One more loss without progress would end it; a worker runs one such task at a time."""
+    age_s: float = field(default=0.0, compare=False)
+    """How long ago it was submitted."""
+    priority: Priority = Priority.INTERACTIVE
+    handed_over: bool = False
+    """Its last worker let it go, in a drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +146,8 @@ class Scripts:
     Every call ends within `CALL_S`, with a `RedisError` where Redis is away.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self.runner = ScriptRunner(client)
+    def __init__(self, client: redis.asyncio.Redis, stats: CallStats | None = None) -> None:
+        self.runner = ScriptRunner(client, stats)
         self._client = self.runner.client
         self._run = self.runner.run
         self._bounded = self.runner.bounded
@@ -265,7 +272,17 @@ class Scripts:
             ],
         )
         claims = [
-            Claim(row[0].decode(), row[1], row[2], decode_log(row[3]), row[4] == 1) for row in rows
+            Claim(
+                row[0].decode(),
+                row[1],
+                row[2],
+                decode_log(row[3]),
+                suspect=row[4] == 1,
+                age_s=row[5] / 1000,
+                priority=Priority(row[6].decode()),
+                handed_over=row[7] == 1,
+            )
+            for row in rows
         ]
         return claims, waiting
 
@@ -445,13 +462,27 @@ class Scripts:
             counters,
         )
 
+    async def depth(self, shard: Keys, *, model: str) -> QueueDepth:
+        """How deep a model's queue is on a shard."""
+        running, dead, flat = await self._run("depth", [shard.queue(model)], [model])
+        return QueueDepth(
+            running,
+            dead,
+            {
+                Priority(name.decode()): ClassDepth(waiting, oldest / 1000)
+                for name, waiting, oldest in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+            },
+        )
+
     async def publish(self, channel: str, payload: bytes) -> int:
         """Send a message on a sharded channel; how many are subscribed where its slot lies."""
-        return await self._bounded(self._client.execute_command("SPUBLISH", channel, payload))
+        return await self._bounded(
+            self._client.execute_command("SPUBLISH", channel, payload), "publish"
+        )
 
     async def infos(self) -> dict[str, Info]:
         """What each server says of itself, by its address."""
-        return await self._bounded(read_infos(self._client))
+        return await self._bounded(read_infos(self._client), "info")
 
     async def remembered_models(self) -> dict[str, float]:
         """Models a worker was ready for within the last week, with the Unix time of the last."""

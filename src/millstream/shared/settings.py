@@ -37,8 +37,15 @@ class Settings(BaseSettings):
         description="Hash slots the fleet's keys are spread over, the same on every process "
         "(default: 4 on a cluster, else 1).",
     )
-    host: str = Field(default="127.0.0.1", description="Address the API listens on.")
+    host: str = Field(default="127.0.0.1", description="Address the API and metrics listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port the API listens on.")
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="Port on which a worker shows its metrics, at the address HOST; 0: it does "
+        "not. The workers of `millstream up` take this one and those after it.",
+    )
     model: str = Field(
         default="",
         max_length=200,

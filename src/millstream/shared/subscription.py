@@ -42,6 +42,8 @@ class Subscription:
         self._on_open = on_open
         self._on_message = on_message
         self._pubsub: Any = None
+        self.opened = 0
+        """How often it was subscribed: once, and again after every loss."""
 
     @property
     def open(self) -> bool:
@@ -62,6 +64,7 @@ class Subscription:
                             await pubsub.parse_response(block=True)  # from now on we are heard of
                         self._pubsub = pubsub
                         delay = RECONNECT_FIRST_S
+                        self.opened += 1
                         self._on_open()
                         await self._listen(pubsub)
                     finally:

@@ -1,6 +1,7 @@
 """One attempt at one task: it turns the engine's token ids into the numbered events of the log."""
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,14 @@ class Job:
         self.shard = shard
         self.request = request
         self.request_id = f"{claim.task_id}:{claim.attempt}"
+        self.claimed_at = time.monotonic()
+        self.age_s = claim.age_s
+        """How old the task was then."""
+        self.priority = claim.priority
+        self.handed_over = claim.handed_over
+        """Its last worker let it go, in a drain."""
+        self.token_at = 0.0
+        """When this attempt's last token came, by the monotonic clock; 0: none has."""
         self.prompt_tokens = 0
         self._suspect = claim.suspect
         self._inherited = len(claim.log)
@@ -53,10 +62,14 @@ class Job:
         """Events known to be in the log."""
         self.outcome = ""
         """'' while it goes on, then the terminal state it will end in."""
+        self.reason = ""
+        """With the outcome: the finish reason, or the error's code."""
         self._detail = ""
         self._events = [(event.ids, event.data) for event in claim.log]
         self._log = claim.log
         self._token_ids = [token_id for event in claim.log for token_id in event.token_ids]
+        self.inherited = len(self._token_ids)
+        """Tokens of earlier attempts."""
         self._budget = 0
         self._detokenizer: Detokenizer | None = None
         self._stop_matcher = StopMatcher(request.sampling.stop)
@@ -187,20 +200,25 @@ class Job:
 
     def fail(self, error: InvalidRequest) -> None:
         """End the task as failed by the caller's own doing."""
-        self.outcome = TaskState.FAILED
+        self.outcome, self.reason = TaskState.FAILED, error.code
         self._detail = error_data(
             error.message, code=error.code, param=error.param, kind="invalid_request_error"
         )
 
     def fail_internally(self, message: str) -> None:
         """End the task as failed by a fault of ours that another attempt would meet too."""
-        self.outcome = TaskState.FAILED
+        self.outcome, self.reason = TaskState.FAILED, "internal_error"
         self._detail = error_data(message, code="internal_error", kind="server_error")
 
     @property
     def events(self) -> Sequence[tuple[str, str]]:
         """(ids, data) of all token events so far, from the task's first."""
         return self._events
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answer has so far, all attempts together."""
+        return len(self._token_ids)
 
     @property
     def suspect(self) -> bool:
@@ -249,7 +267,7 @@ class Job:
 
     def _complete(self, reason: FinishReason) -> None:
         self.outcome = TaskState.COMPLETED
-        self._detail = reason
+        self._detail = self.reason = reason
 
 
 def _seed_of(task_id: str) -> int:

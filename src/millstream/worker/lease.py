@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from millstream.shared.connection import RedisError, is_transient, open_redis
 from millstream.shared.keys import WORKERS, Keys
+from millstream.shared.metrics.calls import CallStats
 from millstream.shared.registry import WorkerInfo, heartbeat_interval, heartbeat_ttl
 from millstream.shared.schemas import to_json
 from millstream.shared.scripts import Scripts
@@ -62,6 +63,7 @@ class LeaseKeeper(threading.Thread):
         jobs: The jobs at this moment, callable from here.
         health: The engine's health, callable from here.
         describe: The worker's heartbeat, callable from here.
+        calls: Where calls to Redis are counted.
         on_lost: Called on the event loop with jobs that are no longer ours and why (STALE, ENDED).
         on_engine_failed: Called on the event loop, once, when the engine is dead or hangs.
         on_drain: Called on the event loop, maybe more than once, when the worker is to drain.
@@ -74,6 +76,7 @@ class LeaseKeeper(threading.Thread):
         jobs: Callable[[], list[Job]],
         health: Callable[[], EngineHealth],
         describe: Callable[[], WorkerInfo],
+        calls: CallStats,
         on_lost: Callable[[list[tuple[Job, int]]], None],
         on_engine_failed: Callable[[str], None],
         on_drain: Callable[[], None],
@@ -84,6 +87,7 @@ class LeaseKeeper(threading.Thread):
         self._jobs = jobs
         self._health = health
         self._describe = describe
+        self._calls = calls
         self.clocks = [LeaseClock(settings.lease_s) for _ in range(settings.shards)]
         self._on_lost = on_lost
         self._on_engine_failed = on_engine_failed
@@ -93,7 +97,7 @@ class LeaseKeeper(threading.Thread):
         self._wake = asyncio.Event()
         self._stopping = False
         self._steps = -1
-        self._progress_at = time.monotonic()
+        self._progress_at = self._looked_at = time.monotonic()
         self._failed = False
         self._quiet_until = 0.0
 
@@ -120,7 +124,7 @@ class LeaseKeeper(threading.Thread):
     async def _main(self) -> None:
         interval = heartbeat_interval(self._lease_s)
         async with open_redis(self._settings.redis_url) as client:
-            scripts = Scripts(client)
+            scripts = Scripts(client, self._calls)
             due = time.monotonic()
             while not self._stopping:
                 await self._beat(scripts)
@@ -196,7 +200,10 @@ class LeaseKeeper(threading.Thread):
         health = self._health()
         if health.fatal is not None:
             return health.fatal
-        if health.active == 0 or health.steps != self._steps:
+        # If we are late ourselves, the whole process was frozen: the engine gets its time anew.
+        frozen = now - self._looked_at > self._lease_s / 2
+        self._looked_at = now
+        if health.active == 0 or health.steps != self._steps or frozen:
             self._steps = health.steps
             self._progress_at = now
         elif now - self._progress_at >= self._lease_s:

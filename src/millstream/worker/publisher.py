@@ -30,7 +30,8 @@ class Publisher:
         model: The model's name, as in the queue's.
         result_ttl_s: How long an ended task can be read.
         lease: Says whether we may still write.
-        on_gone: Told of a job that has ended or is no longer ours.
+        on_ended: Told of a job whose end is written.
+        on_gone: Told of a job that is no longer ours.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Publisher:
         model: str,
         result_ttl_s: int,
         lease: LeaseClock,
+        on_ended: Callable[[Job], None],
         on_gone: Callable[[Job], None],
     ) -> None:
         self._scripts = scripts
@@ -50,6 +52,7 @@ class Publisher:
         self._model = model
         self._result_ttl_s = result_ttl_s
         self._lease = lease
+        self._on_ended = on_ended
         self._on_gone = on_gone
         self._dirty: dict[str, Job] = {}
         self._wake = asyncio.Event()
@@ -110,6 +113,6 @@ class Publisher:
             return
         job.written = answer
         if job.outcome and answer == job.ends_at:
-            self._on_gone(job)
+            self._on_ended(job)
         elif job.unwritten:
             self.mark(job)

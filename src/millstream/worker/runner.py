@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from millstream.shared.scripts import Claim
 from millstream.worker.engines.base import Engine, StepOutput
 from millstream.worker.job import Job, Limits
 from millstream.worker.logprobs import LogprobWriter
+from millstream.worker.metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,7 @@ class Runner:
         engine: A started engine.
         limits: What bounds every generation.
         filters: What looks at prompts and answers. Pods have looked at prompts that are text.
+        metrics: Told of what jobs do.
         on_unwritten: Told of a job whose log lacks something.
         on_engine_error: Told of a job whose generation the engine gave up, and why.
         on_room: Told whenever a job has left.
@@ -35,6 +38,7 @@ class Runner:
         engine: Engine,
         limits: Limits,
         filters: Filters,
+        metrics: WorkerMetrics,
         *,
         on_unwritten: Callable[[Job], None],
         on_engine_error: Callable[[Job, str], None],
@@ -43,6 +47,7 @@ class Runner:
         self._engine = engine
         self._limits = limits
         self._filters = filters
+        self._metrics = metrics
         self._on_unwritten = on_unwritten
         self._on_engine_error = on_engine_error
         self._on_room = on_room
@@ -51,10 +56,6 @@ class Runner:
         self._starting: dict[str, asyncio.Task[None]] = {}
         # One thread: Python's share of tokenizing is small, and prompts are served in order.
         self._tokenizing = ThreadPoolExecutor(1, "tokenize")
-        self.tokens = 0
-        """Tokens generated since the start."""
-        self.reclaimed = 0
-        """Attempts taken over from another worker."""
 
     @property
     def running(self) -> int:
@@ -85,7 +86,7 @@ class Runner:
             self._on_unwritten(job)
             return
         self._jobs[request_id] = job
-        self.reclaimed += claim.attempt > 1
+        self._metrics.claimed(job)
         task = asyncio.create_task(self._begin(job), name=f"begin {request_id}")
         self._starting[request_id] = task
         task.add_done_callback(lambda _: self._starting.pop(request_id, None))
@@ -99,6 +100,7 @@ class Runner:
             if self._logprobs is None:
                 self._logprobs = LogprobWriter(self._engine.tokenizer)
             generation = job.begin(prompt_ids, self._engine.tokenizer, self._limits, self._logprobs)
+            self._metrics.began(job)
             if generation is not None:
                 self._engine.submit(generation)
         except InvalidRequest as error:
@@ -121,6 +123,7 @@ class Runner:
 
     def on_step(self, outputs: list[StepOutput]) -> None:
         """Take one step of the engine."""
+        now = time.monotonic()
         for output in outputs:
             job = self._jobs.get(output.request_id)
             if job is None:
@@ -128,11 +131,13 @@ class Runner:
             if output.finish == "error":
                 self._on_engine_error(job, output.error or "unknown error")
                 continue
-            self.tokens += len(output.token_ids)
+            if output.token_ids:
+                self._metrics.got(job, len(output.token_ids), now)
             job.advance(output.token_ids, output.finish, output.logprobs)
             if job.outcome and output.finish is None:
                 self._engine.cancel(job.request_id)  # stop string, filter or doubt
             self._on_unwritten(job)
+        self._metrics.stepped(len(outputs), now)
 
     def drop(self, job: Job) -> None:
         """Forget a job that ended or is no longer ours; its generation ends within a step."""

@@ -12,16 +12,20 @@ from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.content_filter import open_filters
 from millstream.shared.keys import Keys
+from millstream.shared.metrics.calls import CallStats
+from millstream.shared.metrics.loop_lag import LoopLag
 from millstream.shared.registry import WorkerInfo, until_welcome
 from millstream.shared.scripts import STALE, Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
+from millstream.shared.subscription import Subscription
 from millstream.worker.consumer import Consumer
 from millstream.worker.control import control_subscription
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
 from millstream.worker.engines.registry import create_engine
 from millstream.worker.job import Job, Limits
 from millstream.worker.lease import LeaseKeeper
+from millstream.worker.metrics import WorkerMetrics
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
 from millstream.worker.shutdown import Shutdown
@@ -59,6 +63,10 @@ class Worker:
                 on_progress=self._set_note,
             ),
         )
+        self.metrics = WorkerMetrics()
+        self._calls = CallStats()
+        self._lag = LoopLag()
+        self._controls: list[Subscription] = []
         self._info: EngineInfo | None = None
         self._runner: Runner | None = None
         self._stopped: Stopped | None = None
@@ -75,8 +83,11 @@ class Worker:
         Raises:
             SettingsError: the model cannot be loaded as set.
             UnfitRedis: tasks are not safe in this Redis, or its fleet has other shards.
+            PortTaken: another program has the port of the metrics.
         """
         async with AsyncExitStack() as stack:
+            if self._settings.metrics_port:
+                await self._serve_metrics(stack)
             checking = asyncio.create_task(until_welcome(self._settings), name="check redis")
             stack.push_async_callback(cancel_until_done, [checking])
             # Before anything is loaded, if Redis answers; else while it is.
@@ -97,8 +108,27 @@ class Worker:
             claims = await stack.enter_async_context(
                 open_redis(self._settings.redis_url, pool_size=1, retries=0)
             )
-            await self._work(Scripts(client), Scripts(claims), lease, self._info)
+            await self._work(
+                Scripts(client, self._calls), Scripts(claims, self._calls), lease, self._info
+            )
         return 0 if self._engine_fault is None else 1
+
+    async def _serve_metrics(self, stack: AsyncExitStack) -> None:
+        """From the beginning, so that a model that loads for long is seen to."""
+        from millstream.worker.metrics_server import WorkerFamilies, serve_metrics
+
+        families = WorkerFamilies(
+            self.metrics,
+            describe=self._describe,
+            jobs=self._jobs,
+            cache_tokens=lambda: self._info.cache_tokens if self._info else 0,
+            calls=self._calls,
+            lag=self._lag,
+            reconnects=lambda: sum(max(0, item.opened - 1) for item in self._controls),
+        )
+        serve_metrics(families, host=self._settings.host, port=self._settings.metrics_port)
+        measuring = asyncio.create_task(self._lag.run(), name="loop lag")
+        stack.push_async_callback(cancel_until_done, [measuring])
 
     def _start_lease(self) -> LeaseKeeper:
         """Begin to beat before the model is loaded: the fleet sees that a worker is coming."""
@@ -107,6 +137,7 @@ class Worker:
             jobs=self._jobs,
             health=self._health,
             describe=self._describe,
+            calls=self._calls,
             on_lost=self._on_lost,
             on_engine_failed=self._on_engine_failed,
             on_drain=self._on_drain,
@@ -127,6 +158,7 @@ class Worker:
                 model=settings.model_name,
                 result_ttl_s=settings.result_ttl_s,
                 lease=clock,
+                on_ended=self._ended,
                 on_gone=self._drop,
             )
             for shard, clock in enumerate(lease.clocks)
@@ -139,6 +171,7 @@ class Worker:
             self._engine,
             Limits(info.context_length, settings.max_tokens_limit),
             self._filters,
+            self.metrics,
             on_unwritten=lambda job: publishers[job.shard].mark(job),
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),
@@ -155,7 +188,7 @@ class Worker:
             stopped.doubt(shard)
             consumer.ring()  # for what was rung while nobody listened
 
-        controls = [
+        self._controls = [
             control_subscription(
                 settings.redis_url,
                 shard,
@@ -172,7 +205,7 @@ class Worker:
             claiming,
             asyncio.create_task(stopped.run(), name="stopped"),
             *(asyncio.create_task(item.run(), name="publisher") for item in publishers),
-            *(asyncio.create_task(item.run(), name="control") for item in controls),
+            *(asyncio.create_task(item.run(), name="control") for item in self._controls),
         ]
         self._enter(WorkerState.READY, lease)
         logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
@@ -233,6 +266,7 @@ class Worker:
                     blame=blame,
                     tasks=[(job.task_id, job.attempt) for job in jobs],
                 )
+                self.metrics.handed_over += len(jobs)
                 return
             except RedisError:
                 await asyncio.sleep(delay)  # the drain's own time limit ends this
@@ -259,8 +293,13 @@ class Worker:
 
     def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
         for job, answer in lost:
-            self._stale_refused += answer == STALE
+            known = self._runner and self._runner.find(job.task_id, job.attempt)
+            self._stale_refused += known is not None and answer == STALE  # once a job
             self._drop(job)
+
+    def _ended(self, job: Job) -> None:
+        self.metrics.finished(job)
+        self._drop(job)
 
     def _drop(self, job: Job) -> None:
         if self._runner is not None:
@@ -290,7 +329,7 @@ class Worker:
 
     def _describe(self) -> WorkerInfo:
         """The heartbeat; called from the lease thread."""
-        now, tokens = time.monotonic(), self._runner.tokens if self._runner else 0
+        now, tokens = time.monotonic(), self.metrics.generated_tokens
         then, before = self._rate_at
         if now - then >= 0.5:
             self._tokens_per_s = round((tokens - before) / (now - then), 2)
@@ -305,7 +344,7 @@ class Worker:
             slots=self._settings.max_concurrent,
             running=self._runner.running if self._runner else 0,
             tokens_per_s=self._tokens_per_s,
-            attempts_reclaimed=self._runner.reclaimed if self._runner else 0,
+            attempts_reclaimed=self.metrics.reclaimed,
             context_length=self._info.context_length if self._info else 0,
             numerics=self._info.numerics if self._info else "",
             note=self._note,

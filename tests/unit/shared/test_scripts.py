@@ -1,6 +1,7 @@
 """Every atomic step on a real Valkey: what it does, what it refuses, and that it may repeat."""
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -12,6 +13,7 @@ from redis.exceptions import OutOfMemoryError
 from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
+from millstream.shared.queue_depth import ClassDepth, QueueDepth
 from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import (
     ENDED,
@@ -25,6 +27,7 @@ from millstream.shared.scripts import (
     Scripts,
     Submitted,
 )
+from millstream.shared.states import Priority
 
 SHARD = Keys(0)
 LEASE_S = 0.15
@@ -228,37 +231,15 @@ async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
     assert isinstance(await bench.submit(max_queue=3), Refused)
 
 
-async def refused_for(bench: Bench, **changes: Any) -> float:
-    """What somebody who is refused is told, in seconds."""
-    refused = await bench.submit(max_queue=1, **changes)
-    assert isinstance(refused, Refused)
-    return refused.retry_after_s
-
-
 async def test_who_is_refused_is_told_a_time_of_its_own(bench: Bench) -> None:
     await bench.task()
-    assert [await refused_for(bench) for _ in range(5)] == [1.25, 2.5, 3.75, 5.0, 6.25]
-    await refused_for(bench, promise=False)  # takes none
-    await bench.claim("w1", free=1)
-    await bench.task(max_queue=1)  # one of those who were told
-    assert await refused_for(bench) == 6.5
-    for _ in range(42):
-        told = await refused_for(bench)
-    assert told == 59
-    assert await refused_for(bench) == 1.25  # nobody waits for ever at a guess
-
-
-async def test_times_follow_each_other_as_places_come_free(bench: Bench) -> None:
-    await bench.task()
-    (claim,) = await bench.claim("w1", free=1)
-    await bench.append(row(claim, 1, outcome="completed", detail="stop"))
-    running = [await bench.task(max_queue=10) for _ in range(5)]
-    assert len(await bench.claim("w1", free=4)) == 4
-    await bench.client.hset(SHARD.rate("m"), "service_ms", 1600)  # four run: 0.4 s a place
-    assert [await refused_for(bench) for _ in range(3)] == [0.5, 1.0, 1.5]
-    await bench.client.hset(SHARD.rate("m"), "back", 0)  # they should have come by now
-    assert await refused_for(bench) == 0.5
-    assert running
+    waits = [0.0]
+    for _ in range(5):
+        refused = await bench.submit(max_queue=1)
+        assert isinstance(refused, Refused)
+        waits.append(refused.retry_after_s)
+    assert all(before < after <= before + 1.25 for before, after in itertools.pairwise(waits))
+    assert isinstance(await bench.submit(max_queue=1, promise=False), Refused)  # takes no time
 
 
 async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> None:
@@ -812,6 +793,55 @@ async def test_waiting_tells_order_and_wait(bench: Bench) -> None:
     await bench.stop(ids[2])
     view = await bench.scripts.waiting(SHARD, model="m", count=10)
     assert view.waiting_ids == [ids[1], ids[3]]
+
+
+async def test_depth_tells_classes_apart_and_finds_the_oldest(bench: Bench) -> None:
+    assert await bench.scripts.depth(SHARD, model="m") == QueueDepth(
+        0, 0, dict.fromkeys(Priority, ClassDepth())
+    )
+    first = await bench.task(caller="zoe")
+    for caller in ("ann", "bob", "bob"):
+        await bench.task(caller=caller)
+    await bench.task(caller="ann", priority=Priority.BATCH)
+    place = await bench.client.zrange(SHARD.line("m"), 0, -1)
+    (since,) = [
+        int(member.split(b":")[2].split(b"-")[0]) for member in place if first.encode() in member
+    ]
+    await asyncio.sleep(0.02)
+    now = await bench.client.time()
+    depth = await bench.scripts.depth(SHARD, model="m")
+    assert (depth.running, depth.waiting) == (0, 5)
+    assert {name: each.waiting for name, each in depth.classes.items()} == {
+        Priority.INTERACTIVE: 4,
+        Priority.BATCH: 1,
+    }
+    assert depth.oldest_wait_s == depth.classes[Priority.INTERACTIVE].oldest_wait_s
+    assert depth.oldest_wait_s >= now[0] + now[1] // 1000 / 1000 - since / 1000 - 0.001
+    assert depth.classes[Priority.BATCH].oldest_wait_s <= depth.oldest_wait_s
+    (claim,) = await bench.claim("w1", free=1, max_attempts=1)
+    await bench.lapse()
+    assert await bench.claim("w2", free=0, max_attempts=1) == []
+    assert await bench.claim("w2", free=1, max_attempts=1) != []
+    depth = await bench.scripts.depth(SHARD, model="m")
+    assert (depth.running, depth.dead_letters, depth.waiting) == (1, 1, 3)
+    assert (claim.age_s > 0, claim.handed_over) == (True, False)
+    two = QueueDepth.of_all([depth, depth])
+    assert (two.running, two.dead_letters, two.waiting) == (2, 2, 6)
+    assert two.oldest_wait_s == depth.oldest_wait_s
+
+
+async def test_a_claim_tells_how_the_task_came(bench: Bench) -> None:
+    await bench.task(priority=Priority.BATCH)
+    (claim,) = await bench.claim("w1")
+    assert (claim.priority, claim.handed_over) == (Priority.BATCH, False)
+    await bench.scripts.release(
+        SHARD, worker="w1", model="m", lease_s=LEASE_S, blame="", tasks=[(claim.task_id, 1)]
+    )
+    (again,) = await bench.claim("w2")
+    assert (again.attempt, again.priority, again.handed_over) == (2, Priority.BATCH, True)
+    await bench.lapse()
+    (third,) = await bench.claim("w3")
+    assert (third.attempt, third.handed_over) == (3, False)
 
 
 async def test_names_are_spelled_as_in_python() -> None:

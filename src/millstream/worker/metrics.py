@@ -1,0 +1,101 @@
+"""What a worker counts of its jobs: plain numbers, a few a step and none a token but one."""
+
+import time
+from collections import Counter
+
+from millstream.shared.metrics.tally import (
+    BETWEEN_TOKENS_S,
+    FIRST_TOKEN_S,
+    ROWS,
+    TASK_S,
+    TOKENS,
+    Tally,
+)
+from millstream.shared.states import Priority
+from millstream.worker.job import Job
+
+
+class WorkerMetrics:
+    """Figures on jobs since the start; written on the event loop, read from any thread.
+
+    What is told of a task (its waits, its length) is told once, by the worker that ended it or made
+    its first token, and counts from the submit, whatever workers it had before.
+    """
+
+    def __init__(self) -> None:
+        self.attempts: Counter[str] = Counter(first=0, takeover=0, handover=0)
+        """Attempts that began here: a task's first, after a loss, after a drain."""
+        self.ended: Counter[tuple[str, str]] = Counter()
+        """Tasks that this worker ended, by state and finish reason or error code."""
+        self.handed_over = 0
+        """Tasks that this worker let go, in a drain or since its engine gave them up."""
+        self.prompt_tokens = 0
+        """Of prompts that were taken in, again in each attempt."""
+        self.replayed_tokens = 0
+        """Of earlier attempts' answers, taken in again."""
+        self.generated_tokens = 0
+        self.queue_wait = {priority: Tally(TASK_S) for priority in Priority}
+        """From submit to the first start."""
+        self.prefill = Tally(FIRST_TOKEN_S)
+        """From an attempt's start to its first token."""
+        self.first_token = Tally(FIRST_TOKEN_S)
+        """From submit to a task's first token."""
+        self.between_tokens = Tally(BETWEEN_TOKENS_S)
+        """From token to token of one attempt."""
+        self.whole_task = Tally(TASK_S)
+        """From submit to the end."""
+        self.prompt_length = Tally(TOKENS)
+        self.answer_length = Tally(TOKENS)
+        self.batch = Tally(ROWS)
+        """Requests that got something in one step."""
+        self._stepped_at = -1.0
+        self._alike = 0
+        """Tokens of this step whose last one came with the step before."""
+
+    @property
+    def reclaimed(self) -> int:
+        """Attempts that began here and were not the first."""
+        return self.attempts["takeover"] + self.attempts["handover"]
+
+    def claimed(self, job: Job) -> None:
+        """A job is about to begin."""
+        if job.attempt == 1:
+            self.attempts["first"] += 1
+            self.queue_wait[job.priority].add(job.age_s)
+        else:
+            self.attempts["handover" if job.handed_over else "takeover"] += 1
+
+    def began(self, job: Job) -> None:
+        """Its prompt has been counted."""
+        self.prompt_tokens += job.prompt_tokens
+        self.replayed_tokens += job.inherited
+
+    def got(self, job: Job, tokens: int, now: float) -> None:
+        """A step has brought so many tokens for a job."""
+        self.generated_tokens += tokens
+        last, job.token_at = job.token_at, now
+        if last == self._stepped_at and tokens == 1:  # nearly always
+            self._alike += 1
+        elif last:
+            self.between_tokens.add((now - last) / tokens, tokens)
+        else:
+            self.prefill.add(now - job.claimed_at)
+            if not job.inherited:
+                self.first_token.add(job.age_s + now - job.claimed_at)
+            if tokens > 1:
+                self.between_tokens.add(0.0, tokens - 1)
+
+    def stepped(self, rows: int, now: float) -> None:
+        """A step with outputs for so many jobs is over."""
+        if self._alike:
+            self.between_tokens.add(now - self._stepped_at, self._alike)
+            self._alike = 0
+        self._stepped_at = now
+        self.batch.add(rows)
+
+    def finished(self, job: Job) -> None:
+        """A task has come to its end, written by us."""
+        self.ended[job.outcome, job.reason] += 1
+        self.whole_task.add(job.age_s + time.monotonic() - job.claimed_at)
+        self.prompt_length.add(job.prompt_tokens)
+        self.answer_length.add(job.tokens)
