@@ -76,8 +76,9 @@ format: .venv/.tested ## rewrite the code in the one style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: .venv/.tested ## rewrite what the documents take from the code
+docs: .venv/.tested ## rewrite what the documents and manifests take from the code
 	$(BIN)/python -m tests.support.readme
+	$(BIN)/python -m tests.support.chart
 
 images: ## build both container images and try them
 	deploy/build-images.sh

@@ -14,12 +14,11 @@ import httpx
 import pytest
 import pytest_asyncio
 from tests.support import native, sse
+from tests.support.callers import Caller, load
 from tests.support.compose_cluster import ComposeCluster
-from tests.support.faults import prompt, undisturbed
+from tests.support.faults import prompt
 from tests.support.waiting import eventually
 from websockets.asyncio.client import connect
-
-from millstream.api.streams import RETRY_MS
 
 # A minute beyond the usual limit: a machine without nginx installs it first.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
@@ -162,76 +161,19 @@ async def test_the_fleet_is_shown_to_operators_alone(cluster: ComposeCluster, pa
 # --- a new version --------------------------------------------------------------------------------
 
 
-class Caller:
-    """One who asks through nginx, comes back where a stream was ended, and tries nothing twice."""
-
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self._http = http
-        self.reconnects = 0
-
-    async def streams_a_task(self, text: str) -> str:
-        answer = await self._http.post("/tasks", json={"prompt": text})
-        assert answer.status_code == 202, answer.text
-        path = answer.json()["stream_url"]
-        frames: list[sse.Frame] = []
-        for _ in range(4):
-            headers = {"Last-Event-ID": str(len(frames))}
-            async with self._http.stream("GET", path, headers=headers) as stream:
-                assert stream.status_code == 200
-                news = sse.frames(stream.aiter_lines())
-                frames += [frame async for frame in news if frame.event != "queued"]
-            if frames and frames[-1].event != "token":
-                break
-            self.reconnects += 1
-            await asyncio.sleep(RETRY_MS / 1000)  # as the stream's last line asks
-        sse.check_native(frames)
-        assert frames[-1].event == "completed"
-        return sse.native_text(frames)
-
-    async def streams_a_chat(self, text: str) -> str:
-        body = {"messages": [{"role": "user", "content": text}], "stream": True}
-        async with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            assert answer.status_code == 200, await answer.aread()
-            whole = "".join([part async for part in answer.aiter_text()])
-        return sse.chat_text(sse.parse(whole))
-
-    async def asks_for_all_of_it(self, text: str) -> str:
-        body = {"messages": [{"role": "user", "content": text}]}
-        answer = await self._http.post("/v1/chat/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["choices"][0]["message"]["content"]
-
-
 async def test_a_restart_of_both_pods_loses_nothing(cluster: ComposeCluster) -> None:
     """20 requests a second, of three kinds. EDGE_ROLLING_S=120 is the long form."""
-    tokens = 30
-    asked = prompt(tokens=tokens, rate=40)
-    expected = {chat: undisturbed(asked, tokens=tokens, chat=chat) for chat in (False, True)}
-    stop = asyncio.Event()
-    restarts = started = done = 0
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=20, limits=NO_KEEPALIVE) as http:
-        caller = Caller(http)
-        kinds = [caller.streams_a_task, caller.streams_a_chat, caller.asks_for_all_of_it]
+    tokens, restarts = 30, 0
+    text = prompt(tokens=tokens, rate=40)
+    done: list[int] = []
+    async with httpx.AsyncClient(timeout=20, limits=NO_KEEPALIVE) as http:
+        caller = Caller(http, [cluster.url])
 
-        async def one(number: int) -> None:
-            nonlocal done
-            kind = kinds[number % len(kinds)]
-            text = await kind(asked)
-            assert text == expected[kind != caller.streams_a_task]
-            done += 1
+        async def ask(number: int) -> None:
+            await caller.asks(number, text, tokens=tokens)
+            done.append(number)
 
-        async def load(tasks: asyncio.TaskGroup) -> None:
-            nonlocal started
-            while not stop.is_set():
-                tasks.create_task(one(started))
-                started += 1
-                try:
-                    await asyncio.wait_for(stop.wait(), 1 / RATE)
-                except TimeoutError:
-                    continue
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load(tasks))
+        async with load(ask, rate=RATE) as asked:
             until = time.monotonic() + ROLLING_S
             while time.monotonic() < until or restarts < 2:
                 # The oldest one goes, and a new one comes at its address.
@@ -239,7 +181,6 @@ async def test_a_restart_of_both_pods_loses_nothing(cluster: ComposeCluster) -> 
                 assert await pod.stop() == 0
                 await cluster.start_api(int(pod.environment["MILLSTREAM_PORT"]))
                 restarts += 1
-            stop.set()
-        assert done == started
-        assert caller.reconnects > 0, "no stream was open on a pod that went"
-    assert started >= RATE * ROLLING_S / 2
+    assert sorted(done) == asked
+    assert len(asked) >= RATE * ROLLING_S / 2
+    assert caller.reconnects > 0, "no stream was open on a pod that went"

@@ -1,9 +1,18 @@
 """The queue: bounded, refused early, told to those who wait, and kept while no worker lives."""
 
+import asyncio
+import signal
+import statistics
+from collections import Counter
+
 import httpx
+import pytest
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
+from tests.support.waiting import eventually
+
+from millstream.shared.keys import Keys
 
 
 async def test_waiting_tasks_are_told_their_place(fleet: LocalFleet) -> None:
@@ -53,3 +62,59 @@ async def test_a_deadline_ends_what_runs_with_exact_usage(fleet: LocalFleet) -> 
         usage = (await http.get(f"/tasks/{task_id}")).json()["usage"]
         assert usage["completion_tokens"] == len(frames) - 1 > 0
     await fleet.quiet()  # its worker has let it go as well
+
+
+@pytest.mark.timeout(150)
+async def test_who_comes_back_when_told_gets_in(fleet: LocalFleet) -> None:
+    """500 at once to a queue of 100: 100 are taken, and the others come one after another."""
+    shards, slots = 4, 32
+    settings = {"max_queue": 100, "shards": shards}
+    one, two = await asyncio.gather(fleet.api(**settings), fleet.api(**settings))
+    worker = await fleet.worker(shards=shards, max_concurrent=slots, lease_s=60)
+    body = {"prompt": '@fake {"tokens": 2, "rate": 4}'}  # half a second: 64 a second
+    limits = httpx.Limits(max_connections=100)
+    async with (
+        httpx.AsyncClient(base_url=one.url, timeout=60, limits=limits) as first,
+        httpx.AsyncClient(base_url=two.url, timeout=60, limits=limits) as second,
+    ):
+
+        async def ask(at: int, **changed: str) -> httpx.Response:
+            return await (first, second)[at % 2].post("/tasks", json=body | changed)
+
+        warm = await asyncio.gather(*map(ask, range(slots)))
+        for answer in warm:  # so that a rate is known
+            await read(first, answer.json()["task_id"])
+        long = '@fake {"tokens": 1, "delay_s": 4}'
+        await asyncio.gather(*(ask(at, prompt=long) for at in range(slots)))
+        await running(fleet, shards, slots)
+        worker.signal(signal.SIGSTOP)  # it takes nothing while the 500 come
+        answers = await asyncio.gather(*map(ask, range(500)))
+        assert Counter(answer.status_code for answer in answers) == {202: 100, 503: 400}
+        refused = [answer for answer in answers if answer.status_code == 503]
+        told = Counter(int(answer.headers["retry-after"]) for answer in refused)
+        assert min(told) == 1
+        assert sum(told[second] for second in told if second > 4) > 100  # 400 places take 6 s
+        worker.signal(signal.SIGCONT)
+
+        async def come_back(at: int, refusal: httpx.Response) -> int:
+            for tries in range(1, 20):
+                await asyncio.sleep(int(refusal.headers["retry-after"]))
+                refusal = await ask(at)
+                if refusal.status_code == 202:
+                    return tries
+            raise AssertionError("told again and again")
+
+        tries = await asyncio.gather(*map(come_back, range(400), refused))
+        print(f"told {sorted(told.items())}; tries {sorted(Counter(tries).items())}")  # noqa: T201
+        assert statistics.median(tries) <= 3  # the machine may be slower than it was measured
+        await fleet.quiet(within_s=60)
+
+
+async def running(fleet: LocalFleet, shards: int, count: int) -> None:
+    """Wait until so many tasks run."""
+
+    async def look() -> bool:
+        views = [await fleet.scripts.waiting(Keys(at), model="fake") for at in range(shards)]
+        return sum(view.running for view in views) == count
+
+    await eventually(look, what=f"{count} running tasks")

@@ -118,6 +118,8 @@ class LocalFleet:
             **settings,
         }
         self.processes: list[Process] = []
+        self.source: Path | None = None
+        """The `src` folder of another version, which processes that are started from now on run."""
         self.redis: redis.asyncio.Redis
         self.scripts: Scripts
 
@@ -142,7 +144,8 @@ class LocalFleet:
         return self.folder / f"{kind}-{len(self.processes)}.log"
 
     def _environment(self, overrides: dict[str, object]) -> dict[str, str]:
-        return clean_environment(**{**self.settings, **overrides})
+        environment = clean_environment(**{**self.settings, **overrides})
+        return environment | ({"PYTHONPATH": str(self.source)} if self.source else {})
 
     @property
     def url(self) -> str:

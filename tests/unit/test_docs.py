@@ -268,6 +268,16 @@ def test_decisions_are_numbered_and_listed() -> None:
         assert f"](adr/{page.name})" in ARCHITECTURE, page.name
 
 
+def test_the_drawing_shows_keys_and_scripts_that_there_are() -> None:
+    texts = re.findall(r">([^<>]*)</text>", (DOCS / "img/overview.svg").read_text("utf-8"))
+    keys_drawn = {text.partition(":")[0] for text in texts if re.fullmatch(r"\w+:(id|model)", text)}
+    assert keys_drawn == {"queue", "task", "log"}
+    assert keys_drawn <= {name.split(":")[2] for name in names_of_the_code() if name.count(":") > 2}
+    verbs = {"submit", "claim"} & set(texts)
+    assert verbs <= {path.stem for path in (SOURCE / "shared/lua").glob("*.lua")}
+    assert len(verbs) == 2
+
+
 # api.md
 
 

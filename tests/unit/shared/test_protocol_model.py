@@ -120,9 +120,11 @@ class Protocol(RuleBasedStateMachine):
     def claim(self, worker: str, free: int, sweep: bool, recover: bool, heard: bool) -> None:
         view = self.view()
         order = serving_order(view.line, view.counters, cost=PREPAID)
+        ended = self.letters()
         claims = self.claimed(worker, free=free, sweep=sweep, recover=recover)
         started = [claim.task_id for claim in claims if claim.task_id in order]
-        assert started == order[: len(started)], "not the one whose turn it was"
+        if self.letters() == ended:  # else its caller got back what was paid in advance
+            assert started == order[: len(started)], "not the one whose turn it was"
         assert len(claims) >= min(free, len(order)), "a slot stays free while a task waits"
         for claim in claims:
             self.note_claim(worker, claim)
@@ -133,6 +135,10 @@ class Protocol(RuleBasedStateMachine):
             if heard:  # else the answer was lost
                 events = [(event.ids, event.data) for event in claim.log]
                 self.held[worker][claim.task_id] = Held(claim, events, len(events))
+
+    def letters(self) -> int:
+        """How many tasks were given up."""
+        return self.run(self.client.xlen(SHARD.dead("m")))
 
     def note_claim(self, worker: str, claim: Claim) -> None:
         task = self.tasks[claim.task_id]

@@ -1,7 +1,6 @@
 """Every atomic step on a real Valkey: what it does, what it refuses, and that it may repeat."""
 
 import asyncio
-import itertools
 import os
 from collections.abc import AsyncIterator
 from importlib.resources import files
@@ -231,15 +230,37 @@ async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
     assert isinstance(await bench.submit(max_queue=3), Refused)
 
 
+async def refused_for(bench: Bench, **changes: Any) -> float:
+    """What somebody who is refused is told, in seconds."""
+    refused = await bench.submit(max_queue=1, **changes)
+    assert isinstance(refused, Refused)
+    return refused.retry_after_s
+
+
 async def test_who_is_refused_is_told_a_time_of_its_own(bench: Bench) -> None:
     await bench.task()
-    waits = [0.0]
-    for _ in range(5):
-        refused = await bench.submit(max_queue=1)
-        assert isinstance(refused, Refused)
-        waits.append(refused.retry_after_s)
-    assert all(before < after <= before + 1.25 for before, after in itertools.pairwise(waits))
-    assert isinstance(await bench.submit(max_queue=1, promise=False), Refused)  # takes no time
+    assert [await refused_for(bench) for _ in range(5)] == [1.25, 2.5, 3.75, 5.0, 6.25]
+    await refused_for(bench, promise=False)  # takes none
+    await bench.claim("w1", free=1)
+    await bench.task(max_queue=1)  # one of those who were told
+    assert await refused_for(bench) == 6.5
+    for _ in range(42):
+        told = await refused_for(bench)
+    assert told == 59
+    assert await refused_for(bench) == 1.25  # nobody waits for ever at a guess
+
+
+async def test_times_follow_each_other_as_places_come_free(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1", free=1)
+    await bench.append(row(claim, 1, outcome="completed", detail="stop"))
+    running = [await bench.task(max_queue=10) for _ in range(5)]
+    assert len(await bench.claim("w1", free=4)) == 4
+    await bench.client.hset(SHARD.rate("m"), "service_ms", 1600)  # four run: 0.4 s a place
+    assert [await refused_for(bench) for _ in range(3)] == [0.5, 1.0, 1.5]
+    await bench.client.hset(SHARD.rate("m"), "back", 0)  # they should have come by now
+    assert await refused_for(bench) == 0.5
+    assert running
 
 
 async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> None:

@@ -42,6 +42,14 @@ local function pending(queue)
   return answer[1]
 end
 
+-- How many entries a queue ever had.
+local function entries_added(queue)
+  local about = redis.call('XINFO', 'STREAM', queue)
+  for at = 1, #about, 2 do
+    if about[at] == 'entries-added' then return about[at + 1] end
+  end
+end
+
 -- Workers with free slots stand in a sorted set by their running tasks. One that has been rung and
 -- has not claimed since stands behind all others: a frozen one is rung once, not for every task.
 local RUNG = 1000000

@@ -42,18 +42,26 @@ local function position()
   return before + 1 + math.min(others, between)
 end
 
--- Refused ones are told times one after another, as places become free, and not all the same. The
--- margin is for those who come unasked meanwhile.
-local MARGIN, HORIZON_MS, GUESS_MS = 1.25, 600000, 1000
+-- Who is refused draws a ticket: the number of tasks that will have been accepted before its turn, one
+-- after another, with a margin for those who come unasked. What it is told is how long that takes as
+-- places become free. So when fewer come free than was thought, those who come then stand behind.
+-- Once the last of them should have come back, tickets begin anew: who stayed away has given up.
+local MARGIN, GUESS_MS = 1.25, 1000
+local HORIZON_MS, UNKNOWN_HORIZON_MS, BACK_MS = 600000, 60000, 2000
 local function promise_ms(running)
   local rate, now = rate_key(model), now_ms()
-  local place = wait_ms(model, 1, running)
-  local step = MARGIN * count * (place < 0 and GUESS_MS or place)
-  local promised = math.max(now, tonumber(redis.call('HGET', rate, 'promised') or 0)) + step
-  if promised - now > HORIZON_MS then promised = now + step end -- all are taken; from the front
-  redis.call('HSET', rate, 'promised', int(promised))
+  local accepted = entries_added(queue)
+  local known = redis.call('HMGET', rate, 'ticket', 'back')
+  local back = tonumber(known[2] or '') or 0
+  local ticket = now <= back and math.max(accepted, tonumber(known[1])) or accepted
+  local place, horizon = wait_ms(model, 1, running), HORIZON_MS
+  if place < 0 then place, horizon = GUESS_MS, UNKNOWN_HORIZON_MS end
+  ticket = ticket + MARGIN * count
+  if (ticket - accepted) * place > horizon then ticket = accepted + MARGIN * count end -- from the front
+  local wait = math.ceil((ticket - accepted) * place)
+  redis.call('HSET', rate, 'ticket', exact(ticket), 'back', int(math.max(back, now + wait + BACK_MS)))
   redis.call('EXPIRE', rate, RATE_TTL_S)
-  return math.ceil(promised - now)
+  return wait
 end
 
 local running, room = pending(queue), has_room(model)
