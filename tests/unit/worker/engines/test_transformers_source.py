@@ -51,7 +51,9 @@ def refusal(source, **changes) -> str:
 
 
 def test_a_local_folder_loads_without_a_word(tmp_path, capfd):
-    loaded = load(write_tiny_model(tmp_path / "model"))
+    source = write_tiny_model(tmp_path / "model")
+    capfd.readouterr()  # saving it shows its progress
+    loaded = load(source)
     assert loaded.model.dtype == torch.float32
     assert not loaded.model.training
     assert loaded.eos_token_ids == (2,)
