@@ -16,6 +16,7 @@ from tests.support.local_fleet import LocalFleet, clean_environment
 from tests.support.native import read, submit
 from tests.support.ports import free_port
 from tests.support.redis_servers import ClusterServers, Valkey
+from tests.support.sockets import numbered, opened, rest, text_of
 from tests.support.waiting import eventually, until
 
 from millstream.shared.connection import open_redis
@@ -150,7 +151,10 @@ def _short() -> dict[str, object]:
 async def test_a_slot_that_moves_takes_its_streams_along(
     cluster: ClusterServers, clustered: LocalFleet
 ) -> None:
-    """Valkey's atomic slot migration: MOVED for writers, an unsubscribe for readers."""
+    """Valkey's atomic slot migration: MOVED for writers, an unsubscribe for readers.
+
+    A WebSocket goes back to an earlier event while the slot is on its way.
+    """
     api = await clustered.api()
     await clustered.worker()
     tag = Keys(0).tag
@@ -171,14 +175,26 @@ async def test_a_slot_that_moves_takes_its_streams_along(
 
         await eventually(begun, what="first tokens")
         node_id = target.call("CLUSTER", "MYID")
-        source.call("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", node_id)
-        await until(lambda: cluster.home_of(tag).port == target.port)
-        assert (await http.get(f"/tasks/{mine}")).json()["status"] == "running"
+        async with opened(api.url, f"/tasks/{mine}/ws") as socket:
+            seen = [json.loads(await socket.recv()) for _ in range(4)]
+            source.call("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", node_id)
+            await socket.send('{"type": "resume", "last_event_id": 2}')
+            await until(lambda: cluster.home_of(tag).port == target.port)
+            assert (await http.get(f"/tasks/{mine}")).json()["status"] == "running"
+            frames, code = await rest(socket)
+        assert [frame["id"] for frame in numbered(seen)][:3] == [1, 2, 3]
+        resumed = next(at for at, frame in enumerate(frames) if frame["event"] == "resumed")
+        events = numbered(frames[resumed:])
+        assert [frame["id"] for frame in events] == list(range(3, 62))
+        assert (events[-1]["event"], code) == ("completed", 1000)
+        assert len(text_of(numbered(seen)[:2] + events).split()) == 60
+        async with opened(api.url, f"/tasks/{mine}/ws?last_event_id=58") as socket:
+            assert await rest(socket) == (events[-3:], 1000)
         for reader in readers:
-            frames = await reader
-            sse.check_native(frames)
-            assert frames[-1].event == "completed"
-            assert len(sse.native_text(frames).split()) == 60
+            native = await reader
+            sse.check_native(native)
+            assert native[-1].event == "completed"
+            assert len(sse.native_text(native).split()) == 60
     back = source.call("CLUSTER", "MYID")
     target.call("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", back)
     await until(lambda: cluster.home_of(tag).port == source.port)

@@ -4,44 +4,15 @@ import asyncio
 import contextlib
 import json
 import signal
-from collections.abc import AsyncIterator
-from typing import Any
+import socket
 
 import httpx
 import pytest
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import submit
+from tests.support.sockets import numbered, opened, rest, text_of
 from tests.support.waiting import eventually
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-
-Frames = list[dict[str, Any]]
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, path: str, **options: Any) -> AsyncIterator[ClientConnection]:
-    async with (
-        asyncio.timeout(25),
-        connect(url.replace("http", "ws", 1) + path, proxy=None, **options) as socket,
-    ):
-        yield socket
-
-
-async def rest(socket: ClientConnection) -> tuple[Frames, int | None]:
-    """All frames to the end, and the closing code."""
-    frames: Frames = []
-    with contextlib.suppress(ConnectionClosed):
-        while True:
-            frames.append(json.loads(await socket.recv()))
-    return frames, socket.close_code
-
-
-def numbered(frames: Frames) -> Frames:
-    return [frame for frame in frames if "id" in frame]
-
-
-def text_of(frames: Frames) -> str:
-    return "".join(frame["data"]["text"] for frame in frames if frame["event"] == "token")
 
 
 def chat_body(prompt: str = "hello", **directive: object) -> str:
@@ -184,16 +155,21 @@ async def test_a_pod_that_goes_says_so_and_one_that_is_slow_is_cut(fleet: LocalF
         large = await submit(http, texts=["x" * 1_000], tokens=16_000)
         slow = await submit(http, tokens=100_000, rate=20)
     # It reads nothing: what the kernel and the client hold is soon full.
-    async with opened(api.url, f"/tasks/{large}/ws", max_queue=1, ping_interval=None):
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.connect(("127.0.0.1", int(api.url.rpartition(":")[2])))
+    small.setblocking(False)
+    path = f"/tasks/{large}/ws"
+    async with opened(api.url, path, sock=small, max_queue=1, ping_interval=None):
 
         async def cut() -> bool:
             return "cut a WebSocket that took nothing" in api.text()
 
         await eventually(cut, within_s=25, what="cut")
-    async with opened(api.url, f"/tasks/{slow}/ws") as socket:
-        await socket.recv()
+    async with opened(api.url, f"/tasks/{slow}/ws") as reading:
+        await reading.recv()
         api.signal(signal.SIGTERM)
-        frames, code = await rest(socket)
+        frames, code = await rest(reading)
     assert code == 1012
     assert all(frame["event"] == "token" for frame in frames)
     assert await api.ended() == 0

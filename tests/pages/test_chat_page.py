@@ -243,9 +243,11 @@ async def test_a_long_answer_stays_smooth(chat: ChatPage) -> None:
 
 async def test_phone(phone: Page, shared_fleet: LocalFleet) -> None:
     chat = await ChatPage(phone).open(shared_fleet.url)
+    await phone.evaluate("() => { document.querySelector('#model option').text = 'm'.repeat(40); }")
     await chat.ask(script("Narrow " * 40 + "\n\n```\n" + "x" * 300 + "\n```"))
     await chat.ended()
     page = phone
     assert await page.evaluate("() => document.documentElement.scrollWidth") <= 390
     await page.get_by_role("button", name="Menu").click()
     await expect(page.get_by_role("button", name="New conversation")).to_be_in_viewport()
+    await expect(page.get_by_role("button", name="Delete")).to_be_in_viewport()

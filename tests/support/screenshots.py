@@ -28,12 +28,12 @@ from millstream.fleet.top import draw
 
 IMAGES = ROOT / "docs" / "img"
 MOST_BYTES = 200_000
-ANSWER_S = 120
+ANSWER_S = 240
 
 CAPITAL = "What is the capital of France?"
 CODE = "Write a Python function that adds two numbers."
 STORY = "Write a story about a miller and a river."
-SETTINGS = {"engine": "transformers", "max_concurrent": 8, "lease_s": 3, "keepalive_s": 0.5}
+SETTINGS = {"engine": "transformers", "max_concurrent": 8, "lease_s": 8, "keepalive_s": 0.5}
 
 
 async def _chat(page: Page, url: str, *questions: str) -> ChatPage:
@@ -41,7 +41,7 @@ async def _chat(page: Page, url: str, *questions: str) -> ChatPage:
     chat = await ChatPage(page).open(url)
     await page.get_by_role("button", name="Settings", exact=True).click()
     await page.get_by_label("Temperature").fill("0")
-    await page.get_by_label("Most tokens").fill("120")
+    await page.get_by_label("Most tokens").fill("80")
     await page.get_by_role("button", name="Save", exact=True).click()
     for question in questions:
         await chat.ask(question)
@@ -146,11 +146,16 @@ async def main() -> None:
                 browser = await playwright.chromium.launch(
                     executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
                 )
-                await _chats(browser, fleet.url, pictures)
-                await _terminal(fleet.url, pictures)
-                await _resumed(browser, fleet, pictures)
-                await _fleet(browser, fleet, pictures)
-                await browser.close()
+                try:
+                    await _chats(browser, fleet.url, pictures)
+                    await _terminal(fleet.url, pictures)
+                    await _resumed(browser, fleet, pictures)
+                    await _fleet(browser, fleet, pictures)
+                except BaseException:
+                    print(fleet.logs())  # noqa: T201
+                    raise
+                finally:
+                    await browser.close()
         finally:
             valkey.kill()
         for picture in sorted(pictures.iterdir()):
