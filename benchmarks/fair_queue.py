@@ -1,12 +1,13 @@
 """What two callers get of a fleet that both ask for more than it has, one ten times as much.
 
     MILLSTREAM_API_KEYS=heavy:aaaaaaaaaaaaaaaaaaaaaaaa,light:bbbbbbbbbbbbbbbbbbbbbbbb \\
-        MILLSTREAM_MAX_CONCURRENT=4 MILLSTREAM_FAKE_TOKENS_PER_S=50 millstream up --engine fake
+        MILLSTREAM_MAX_CONCURRENT=4 MILLSTREAM_FAKE_TOKENS_PER_S=20 millstream up --engine fake
     python benchmarks/fair_queue.py aaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbbbbbbbbbbb
 
 First both keep tasks waiting, 100 and 10 of them: the shares of tokens should be equal. Then the
 light one has a single task at a time: how long does it wait? The same key twice makes both one
-caller, which is served first in, first out: that is what to compare with.
+caller, which is served first in, first out: that is what to compare with. Tasks take a second, so
+that ten clients can ask faster than they are served: who does not wait has no share.
 """
 
 import argparse

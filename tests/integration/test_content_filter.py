@@ -193,7 +193,7 @@ async def test_a_list_that_cannot_be_used_is_told_at_the_start(
         pod = fleet.start_api()
         worker = await fleet.worker(ready=False)
         for process in (pod, worker):
-            assert await process.ended() == 2
+            assert await process.ended(within_s=25) == 2
             said = process.text().strip().splitlines()
             assert said[-1].startswith(
                 f"millstream: {tmp_path}/list, line 2: not a regular expression"

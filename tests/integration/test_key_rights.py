@@ -28,7 +28,7 @@ async def test_models_of_a_key(
     """One that it may not use does not exist: not listed, not told from one that there is not."""
     file = tmp_path / "keys"
     some = make_key(file, capsys, "some", "--model", "one")
-    every = make_key(file, capsys, "every")
+    every = make_key(file, capsys, "every", "--weight", "3")
     none = make_key(file, capsys, "none", "--model", "other")
     api = await fleet.api(api_keys_file=file)
     await fleet.worker(model="one")
@@ -49,6 +49,8 @@ async def test_models_of_a_key(
 
         await eventually(both)
         assert await tried("two") == (202, None)
+        (task,) = [key async for key in fleet.redis.scan_iter("*:task:*")]
+        assert float(await fleet.redis.hget(task, "weight")) == 3
         assert await tried(None) == (400, "missing_required_parameter")
         assert await models(some) == ["one"]
         assert await tried(None) == (202, None)  # the one it may use

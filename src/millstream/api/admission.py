@@ -202,6 +202,7 @@ class Admission:
         task = {
             "model": model,
             "caller": caller.id,
+            "weight": caller.weight,
             "live_ttl_s": settings.live_ttl_s,
             "idempotency_key": key,
             "body_hash": hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",

@@ -406,6 +406,12 @@ def keys() -> None:
     help="May use only this class.",
 )
 @click.option("--limit", "limits", multiple=True, metavar="NAME=N", help="May be repeated.")
+@click.option(
+    "--weight",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    help="Its share while others wait too, against theirs, which is 1.",
+)
 @click.option("--days", type=click.IntRange(1, 36_500), help="How long it is taken.")
 @_key_file
 def keys_add(*, name: str, limits: tuple[str, ...], file: str | None, **rights: Any) -> int:

@@ -25,6 +25,7 @@ class NewKey:
     admin: bool = False
     priorities: Sequence[Priority] = ()
     limits: CallerLimits = field(default_factory=CallerLimits)
+    weight: float = 1.0
     days: int | None = None
 
 
@@ -60,6 +61,7 @@ def add_key(settings: Settings, asked: NewKey, *, file: str | None) -> int:
         "admin": asked.admin,
         "priorities": asked.priorities or None,
         "limits": asked.limits,
+        "weight": asked.weight,
     }
     try:
         record = msgspec.convert(raw, KeyRecord, from_attributes=True)
@@ -146,6 +148,8 @@ def _rights(record: KeyRecord) -> str:
         parts.append("models: " + ", ".join(sorted(record.models)))
     if record.priorities is not None:
         parts.append("priorities: " + ", ".join(sorted(record.priorities)))
+    if record.weight != 1:
+        parts.append(f"weight: {record.weight:g}")
     limits: dict[str, Any] = msgspec.to_builtins(record.limits)
     parts += [f"{name}: {value}" for name, value in limits.items()]
     return "; ".join(parts)

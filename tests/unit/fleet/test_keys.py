@@ -19,6 +19,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_the_life_of_a_key(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", "m", "--priority", "batch", "--limit", "requests_per_min=5", "--days", "3"]
+    words += ["--weight", "2.5"]
     assert invoke(["keys", "add", "ann", *words]) == 0
     key, told = capsys.readouterr()
     key = key.strip()
@@ -28,7 +29,7 @@ def test_the_life_of_a_key(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     caller = ring.find(key)
     assert caller is not None
     assert (caller.id, caller.models, caller.priorities) == ("key:ann", {"m"}, {"batch"})
-    assert caller.limits.requests_per_min == 5
+    assert (caller.limits.requests_per_min, caller.weight) == (5, 2.5)
     assert file.stat().st_mode & 0o777 == 0o600
 
     # A second one for the same caller, so that no request fails while one takes the other's place.
@@ -39,7 +40,7 @@ def test_the_life_of_a_key(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [
         record.id, "ann", "until", f"{record.expires:%Y-%m-%d}", "models:", "m;", "priorities:",
-        "batch;", "requests_per_min:", "5",
+        "batch;", "weight:", "2.5;", "requests_per_min:", "5",
     ]  # fmt: skip
     assert lines[1].split()[1:] == ["ann", "in", "use", "admin"]
 

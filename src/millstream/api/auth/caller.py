@@ -9,6 +9,7 @@ ANONYMOUS_ID = "anonymous"
 PRIORITIES = frozenset({"interactive", "batch"})
 Priority = Literal["interactive", "batch"]
 Amount = Annotated[int, msgspec.Meta(ge=0)]
+Weight = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
 
 
 class CallerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -30,6 +31,7 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     admin: bool = False
     priorities: frozenset[Priority] | None = None
     limits: CallerLimits = CallerLimits()
+    weight: Weight = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class Caller:
     limits: CallerLimits = field(default_factory=CallerLimits)
     priorities: frozenset[str] = PRIORITIES
     """The priority classes it may use."""
+    weight: float = 1.0
+    """What share of its class it has, against the others' weights, while all wait."""
 
     @classmethod
     def of(cls, name: str, rights: Rights) -> "Caller":
@@ -55,6 +59,7 @@ class Caller:
             rights.admin,
             rights.limits,
             PRIORITIES if rights.priorities is None else frozenset[str](rights.priorities),
+            rights.weight,
         )
 
     def may_use(self, model: str) -> bool:

@@ -111,6 +111,7 @@ def test_a_key_expires_while_it_is_in_use(tmp_path: Path) -> None:
         '{"name": "x", "sha256": "HASH", "created": "2026-01-01T00:00:00Z", '
         '"limits": {"requests_per_min": -1}}',
         '{"name": "x", "sha256": "HASH", "created": "2026-01-01T00:00:00Z", "priorities": ["vip"]}',
+        '{"name": "x", "sha256": "HASH", "created": "2026-01-01T00:00:00Z", "weight": 0}',
         b'{"name": "\xff"}',
     ],
 )

@@ -179,12 +179,14 @@ async def test_the_claim_carries_rights() -> None:
         "admin": True,
         "priorities": ["batch"],
         "limits": {"tokens_per_min": 9},
+        "weight": 3,
     }
     caller = await tokens(jwt_secret=SECRET).caller(signed(SECRET, "HS256", millstream=rights))
     assert caller.models == {"m"}
     assert caller.admin
     assert caller.priorities == {"batch"}
     assert caller.limits == CallerLimits(tokens_per_min=9)
+    assert caller.weight == 3
 
 
 async def test_no_two_subjects_are_one_caller_and_ids_are_tame() -> None:
