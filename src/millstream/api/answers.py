@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,15 +12,10 @@ from fastapi.responses import JSONResponse, Response
 from millstream.api.admission import Accepted
 from millstream.api.choices import Told, Turn, turns_of
 from millstream.api.errors import error_object, failed_task, unfinished
+from millstream.api.event_stream import EventStream, Shortcut
 from millstream.api.pod import Pod
-from millstream.api.streams import (
-    CLOSING_SILENCE_S,
-    AnswerFrames,
-    Silence,
-    answer_stream,
-    client_gone,
-    event_stream,
-)
+from millstream.api.silence import Silence
+from millstream.api.streams import CLOSING_SILENCE_S, AnswerFrames, answer_stream, client_gone
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.states import TaskState
@@ -36,11 +31,11 @@ def followed_answer(
     pod: Pod, reader: Accepted, caller: str, frames: AnswerFrames, *, after: int = 0
 ) -> Response:
     """The stream of a task that is there, after an event, for one of its readers."""
-    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
-    events = pod.relay.events(reader.task_id, caller, after=after, tick_s=silence.tick_s)
-    turns = turns_of([events])
+    silence = _silence(pod)
+    shortcut = Shortcut(frames.frames, silence)
+    turns = _turns(pod, reader, caller, silence.tick_s, [shortcut], after=after)
     content = answer_stream(pod, reader, caller, choices=[frames], turns=turns, silence=silence)
-    return event_stream(pod, content, reader.headers)
+    return _event_stream(pod, content, [shortcut], reader.headers)
 
 
 async def streamed_answer(
@@ -48,8 +43,9 @@ async def streamed_answer(
 ) -> Response:
     """An answer as a stream, a task a choice; an error, if a worker refuses it at once."""
     headers = accepted.headers
-    silence = Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
-    turns = _turns(pod, accepted, caller, silence.tick_s)
+    silence = _silence(pod)
+    shortcuts = [Shortcut(frames.frames, silence) for frames in choices]
+    turns = _turns(pod, accepted, caller, silence.tick_s, shortcuts)
     first = await _first_word(pod, accepted, caller, turns)
     if first.done() and not first.exception():
         for _, batch in first.result():
@@ -58,19 +54,41 @@ async def streamed_answer(
                 pod.left(accepted, caller)  # the other choices
                 status, body = failed_task(batch[0].body["error"])
                 return JSONResponse(body, status, {**headers, **NO_RETRY})
-    return event_stream(
-        pod,
-        answer_stream(
-            pod, accepted, caller, choices=choices, turns=_after(first, turns), silence=silence
-        ),
-        headers,
+    content = answer_stream(
+        pod, accepted, caller, choices=choices, turns=_after(first, turns), silence=silence
     )
+    return _event_stream(pod, content, shortcuts, headers)
 
 
-def _turns(pod: Pod, accepted: Accepted, caller: str, tick_s: float) -> AsyncGenerator[Turn]:
-    """What the answer's choices bring."""
+def _silence(pod: Pod) -> Silence:
+    return Silence(pod.settings.keepalive_s, pod.settings.keepalive_s)
+
+
+def _event_stream(
+    pod: Pod,
+    content: AsyncGenerator[bytes],
+    shortcuts: Sequence[Shortcut],
+    headers: dict[str, str],
+) -> EventStream:
+    timeout_s = pod.settings.send_timeout_s
+    return EventStream(content, *shortcuts, send_timeout_s=timeout_s, headers=headers)
+
+
+def _turns(
+    pod: Pod,
+    accepted: Accepted,
+    caller: str,
+    tick_s: float,
+    shortcuts: Sequence[Shortcut | None],
+    *,
+    after: int = 0,
+) -> AsyncGenerator[Turn]:
+    """What the answer's choices bring, but for what goes by their shortcuts."""
     return turns_of(
-        [pod.relay.events(task_id, caller, after=0, tick_s=tick_s) for task_id in accepted.task_ids]
+        [
+            pod.relay.events(task_id, caller, after=after, tick_s=tick_s, shortcut=shortcut)
+            for task_id, shortcut in zip(accepted.task_ids, shortcuts, strict=True)
+        ]
     )
 
 
@@ -113,7 +131,8 @@ async def whole_answer(
     body_of: Callable[..., dict[str, Any]],
 ) -> Response:
     """An answer in one piece: `body_of(*choices)`, a `Told` each."""
-    turns = _turns(pod, accepted, caller, pod.settings.keepalive_s)
+    no_shortcuts = [None] * len(accepted.task_ids)
+    turns = _turns(pod, accepted, caller, pod.settings.keepalive_s, no_shortcuts)
     collecting = asyncio.create_task(_collect(pod, accepted, turns))
     gone = asyncio.create_task(client_gone(request))
     try:

@@ -6,7 +6,7 @@ full buffer) a reader is told that it is behind and reads the log again.
 
 import asyncio
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,57 +25,89 @@ PULSE_S = 1.0
 
 
 class Reader:
-    """One open stream's place in a task's log: a bounded buffer of events in order."""
+    """One open stream's place in a task's log: a bounded buffer of events in order.
 
-    __slots__ = ("_buffer", "_size", "_tail", "_wake", "behind", "rewound", "task_id")
+    Args:
+        task_id: The task.
+        shortcut: Takes events straight from the feed while the reader's owner waits for some, and
+            says whether it did; what it leaves is the owner's.
+    """
 
-    def __init__(self, task_id: str) -> None:
+    __slots__ = (
+        "_buffer", "_shortcut", "_size", "_tail", "_waiter", "_woken", "behind",
+        "next_seq", "rewound", "task_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, task_id: str, shortcut: Callable[[Sequence[Event]], bool] | None = None
+    ) -> None:
         self.task_id = task_id
         self.behind = True
         """The log must be read: the buffer misses something."""
         self.rewound = False
         """The log no longer holds what this pod has shown of it."""
+        self.next_seq = 1
+        """The number of the first event that has not been taken."""
         self._buffer: list[Event] = []
         self._size = 0
         self._tail: int | None = None
-        self._wake = asyncio.Event()
+        self._shortcut = shortcut
+        self._waiter: asyncio.Future[None] | None = None
+        self._woken = False
 
-    def offer(self, events: list[Event]) -> None:
-        """Take new events from the feed; those already here are left out."""
+    def offer(self, events: list[Event]) -> bool:
+        """Take new events from the feed, but for those already here.
+
+        True asks for `flush`: the owner waits, and what has come may pass it by.
+        """
         if self.behind:
-            return  # the log has them, and will be read
+            return False  # the log has them, and will be read
         if self._tail is None:
             self._tail = events[0].seq
+        first = not self._buffer
         for event in events:
             if event.seq > self._tail:
                 self.fall_behind()
-                return
+                return False
             if event.seq == self._tail:
                 self._buffer.append(event)
                 self._tail += 1
                 self._size += len(event.data)
         if self._size > BUFFER_CHARS:
             self.fall_behind()
-        else:
-            self._wake.set()
+            return False
+        if self._shortcut is None or self._waiter is None or self._waiter.done():
+            self.wake()
+            return False
+        return first
+
+    def flush(self) -> Sequence[Event]:
+        """Pass the buffer on by the shortcut; what went that way."""
+        events = self._buffer
+        waiting = self._waiter is not None and not self._waiter.done()
+        if not events or not waiting or self._shortcut is None or not self._shortcut(events):
+            self.wake()
+            return ()
+        return self._taken()
 
     def fall_behind(self) -> None:
         """Forget the buffer; the log has it all."""
-        self._buffer.clear()
+        self._buffer = []
         self._size = 0
         self._tail = None
         self.behind = True
-        self._wake.set()
+        self.wake()
 
     def begin_catch_up(self) -> None:
         """Gather events from now on, whatever their numbers; the log is about to be read."""
-        self._buffer.clear()
+        self._buffer = []
         self._size = 0
         self._tail = None
         self.behind = False
 
     def end_catch_up(self, next_seq: int) -> None:
         """The log has been read up to `next_seq`; what came meanwhile must join on to it."""
+        self.next_seq = next_seq
         if self.behind:
             return
         kept = [event for event in self._buffer if event.seq >= next_seq]
@@ -88,9 +120,13 @@ class Reader:
 
     def take(self) -> list[Event]:
         """All buffered events, maybe none."""
+        self._woken = False
+        return self._taken() if self._buffer else []
+
+    def _taken(self) -> list[Event]:
         taken, self._buffer = self._buffer, []
         self._size = 0
-        self._wake.clear()
+        self.next_seq = taken[-1].seq + 1
         return taken
 
     def tell_rewound(self) -> None:
@@ -100,27 +136,35 @@ class Reader:
 
     def wake(self) -> None:
         """End the wait without an event."""
-        self._wake.set()
+        self._woken = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def pause(self, seconds: float) -> bool:
         """Wait for the next `wake`, or for so long; whether it was called."""
-        self._wake.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        return True
+        self._woken = False
+        await self._wait(seconds)
+        return self._woken
 
     async def wait(self, seconds: float) -> None:
         """Wait for events, for falling behind, for `wake`, or for so long."""
-        if self._buffer or self.behind or self._wake.is_set():
-            return
+        if not (self._buffer or self.behind or self._woken):
+            await self._wait(seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = loop.call_later(seconds, _end_wait, self._waiter)
         try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+
+def _end_wait(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class Feed:
@@ -148,6 +192,10 @@ class Feed:
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
         self._left: set[str] = set()
+        self.given = 0
+        """Events given to readers."""
+        self._dirty: list[Reader] = []
+        self._flushing = False
 
     def session(self, task_id: str) -> int | None:
         """In which unbroken connection a task's log may be read now, if it may."""
@@ -168,9 +216,11 @@ class Feed:
         return task_id in self._readers
 
     @contextmanager
-    def reading(self, task_id: str) -> Generator[Reader]:
+    def reading(
+        self, task_id: str, shortcut: Callable[[Sequence[Event]], bool] | None = None
+    ) -> Generator[Reader]:
         """A reader of a task, which begins behind: its owner reads the log first."""
-        reader = Reader(task_id)
+        reader = Reader(task_id, shortcut)
         self._readers.setdefault(task_id, set()).add(reader)
         self._left.discard(task_id)
         try:
@@ -209,7 +259,24 @@ class Feed:
     def _dispatch(self, payload: bytes) -> None:
         for task_id, events in decode_pod_message(payload):
             for reader in self._readers.get(task_id, ()):
-                reader.offer(events)
+                if reader.offer(events):
+                    self._dirty.append(reader)
+        if self._dirty and not self._flushing:
+            # After the messages that are here already, so that each stream is written to once.
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        dirty, self._dirty = self._dirty, []
+        for reader in dirty:
+            if events := reader.flush():
+                self.note_given(reader.task_id, events)
+
+    def note_given(self, task_id: str, events: Sequence[Event]) -> None:
+        """A reader is given these events of a log, which follow each other."""
+        self.given += len(events)
+        self.shown.note(task_id, events)
 
     def wake_all(self) -> None:
         """Have every reader look up, for the pod has news for it."""

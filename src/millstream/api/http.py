@@ -7,22 +7,20 @@ memory, and a client that says nothing keeps its socket.
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from millstream.api.errors import error_object
-from millstream.api.security_headers import ALWAYS, UNLESS_SAID
+from millstream.api.wire import WIRE, Wire, then_stream
 from millstream.shared.schemas import to_json
 
 HEAD_BYTES = 65_536  # request line and headers; nginx's default is half of that
 HEAD_S = 30.0
 CUT = "millstream.cut"
 """The ASGI extension that drops a connection whose client takes nothing."""
-# An error that no application has seen tells nothing of anyone, so every page may read it.
-_HEADERS = b"".join(
-    b"%s: %s\r\n" % pair for pair in (*ALWAYS, *UNLESS_SAID, (b"access-control-allow-origin", b"*"))
-)
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
@@ -42,16 +40,21 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
+    on_lost: Callable[[], None] | None = None
+    """Told when the connection is lost: the stream that runs on it."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self.app: Any = partial(then_stream, self.app)
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timer, and tell the stream."""
         self._end_head()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Count what comes before the headers are complete."""
@@ -67,8 +70,10 @@ class BoundedHttp(HttpToolsProtocol):
         """The head is over."""
         self._in_head = False
         self._end_head()
-        self.scope["extensions"] = {CUT: {"now": self._cut}}
+        extensions: dict[str, Any] = {CUT: {"now": self.cut}}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
+        extensions[WIRE] = Wire(self)
 
     def on_message_complete(self) -> None:
         """What comes next is another head; how long to wait for it is the keep-alive's affair."""
@@ -80,7 +85,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Answer what is no HTTP."""
         self._refuse(400, f"{msg.removesuffix('.')}.", "invalid_http")
 
-    def _cut(self) -> None:
+    def cut(self) -> None:
+        """Drop the client."""
         reset(self.transport)
 
     def _begin_head(self, size: int = 0) -> None:
@@ -103,6 +109,7 @@ class BoundedHttp(HttpToolsProtocol):
         reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Header Fields Too Large"}
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"%sconnection: close\r\n\r\n%s" % (status, reasons[status], len(body), _HEADERS, body)
+            b"access-control-allow-origin: *\r\nconnection: close\r\n\r\n%s"
+            % (status, reasons[status], len(body), body)
         )
         self.transport.close()

@@ -61,7 +61,7 @@ class PodMetrics:
         yield gauge("streams_open", "Readers of tasks on this pod.", (), {(): pod.feed.streams})
         relay = pod.relay
         for name, text, value in (
-            ("events_relayed", "Events of tasks that were given to readers.", relay.given),
+            ("events_relayed", "Events of tasks that were given to readers.", pod.feed.given),
             ("stream_resumes", "Readers that came back for what follows an event.", relay.resumes),
             ("log_reads", "Times that a reader which was behind read the log.", relay.log_reads),
             (

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
@@ -49,8 +49,6 @@ class Relay:
     def __init__(self, scripts: Scripts, feed: Feed) -> None:
         self._scripts = scripts
         self._feed = feed
-        self.given = 0
-        """Events given to readers."""
         self.resumes = 0
         """Readers that began after some event."""
         self.log_reads = 0
@@ -120,7 +118,13 @@ class Relay:
         return None if page.state.terminal and after == page.seq else page
 
     async def events(
-        self, task_id: str, caller: str, *, after: int, tick_s: float
+        self,
+        task_id: str,
+        caller: str,
+        *,
+        after: int,
+        tick_s: float,
+        shortcut: Callable[[Sequence[Event]], bool] | None = None,
     ) -> AsyncGenerator[list[Event]]:
         """All events after a number, in order, each once, up to the terminal one; in batches.
 
@@ -128,26 +132,27 @@ class Relay:
         moment to send a keepalive, or to leave. A Redis that is away is waited for. Raises as
         `page` for a task that is not there, or no longer; and `LogRewound` where Redis has lost
         what was given before, and neither worker nor pod can put it back.
+
+        What the `shortcut` takes while the next batch is waited for is in none.
         """
         self.resumes += after > 0
-        next_seq = after + 1
         delay = RETRY_FIRST_S
-        read_at = time.monotonic()
-        with self._feed.reading(task_id) as reader:
+        with self._feed.reading(task_id, shortcut) as reader:
+            reader.next_seq = after + 1
             gap = _Gap()
+            read_at, read_to = time.monotonic(), reader.next_seq
             while True:
                 if reader.behind:
-                    page = await self._catch_up(reader, caller, next_seq, gap)
+                    page = await self._catch_up(reader, caller, gap)
                     if page is None:
                         woken = await reader.pause(delay * random.uniform(0.5, 1.0))  # noqa: S311
                         delay = RETRY_FIRST_S if woken else min(2 * delay, RETRY_MOST_S)
                         yield []
                         continue
                     delay = RETRY_FIRST_S
-                    read_at = time.monotonic()
                     batch = page.events
-                    if batch:
-                        next_seq = batch[-1].seq + 1
+                    next_seq = batch[-1].seq + 1 if batch else reader.next_seq
+                    read_at, read_to = time.monotonic(), next_seq
                     reader.end_catch_up(next_seq)
                     if len(batch) == PAGE and not batch[-1].terminal:
                         reader.fall_behind()  # more to read
@@ -156,22 +161,19 @@ class Relay:
                 else:
                     await reader.wait(tick_s)
                     batch = reader.take()
-                    if batch:
-                        next_seq = batch[-1].seq + 1
-                        read_at = time.monotonic()
+                    if reader.next_seq != read_to:
+                        read_at, read_to = time.monotonic(), reader.next_seq
                     elif time.monotonic() - read_at > RECHECK_S:
                         reader.fall_behind()
                 if batch:
-                    self.given += len(batch)
-                    self._feed.shown.note(task_id, batch)
+                    self._feed.note_given(task_id, batch)
                 yield batch
                 if batch and batch[-1].terminal:
                     return
 
-    async def _catch_up(
-        self, reader: Reader, caller: str, next_seq: int, gap: "_Gap"
-    ) -> LogPage | None:
-        """Read the log from a number on; None while Redis is away or its logs are doubtful."""
+    async def _catch_up(self, reader: Reader, caller: str, gap: "_Gap") -> LogPage | None:
+        """Read the log on; None while Redis is away or its logs are doubtful."""
+        next_seq = reader.next_seq
         if reader.rewound:
             raise self._rewound(reader.task_id)
         session = self._feed.session(reader.task_id)

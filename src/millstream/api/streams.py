@@ -6,17 +6,15 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from sse_starlette import EventSourceResponse
-from sse_starlette.sse import SendTimeoutError
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from millstream.api import sse
 from millstream.api.admission import Accepted
 from millstream.api.choices import Turn
 from millstream.api.errors import error_object
-from millstream.api.http import CUT
+from millstream.api.event_stream import EventStream, Shortcut
 from millstream.api.pod import Pod
+from millstream.api.silence import Silence
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import MillstreamError
 from millstream.shared.events import Event
@@ -28,61 +26,21 @@ HINT_S = 2.0
 RETRY_MS = 500
 # A pod that is told to go lets answers finish; one that stands still will not in its time.
 CLOSING_SILENCE_S = 5.0
-_HEADERS = {
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-store, no-transform",  # caches and compressing proxies keep off
-}
-
-
-def event_stream(
-    pod: Pod, content: AsyncIterator[bytes], headers: dict[str, str] | None = None
-) -> EventSourceResponse:
-    """A response of frames; keepalives come from the content itself, which knows the silence."""
-    return _Stream(
-        content,
-        headers={**_HEADERS, **(headers or {})},
-        ping=0,
-        send_timeout=pod.settings.send_timeout_s,
-    )
-
-
-class _Stream(EventSourceResponse):
-    """A stream whose client may stop taking it: that is the client's affair, not a fault."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        except* SendTimeoutError:
-            logger.info("cut a reader that took nothing for %g s", self.send_timeout)
-            scope["extensions"][CUT]["now"]()
-            await receive()  # until it has gone
-
 
 QueuePlace = tuple[int, float | None]
 """Place in the queue from 1, and seconds until it is served, if that is known."""
 
 
-class Silence:
-    """Tells when a keepalive is due on one stream."""
-
-    def __init__(self, keepalive_s: float, tick_s: float) -> None:
-        # Ticks divide the keepalive evenly; half a tick of slack takes up a late timer.
-        self.tick_s = keepalive_s / max(1, round(keepalive_s / tick_s))
-        self._due_s = keepalive_s - self.tick_s / 2
-        self._broken_at = time.monotonic()
-
-    def broken(self) -> None:
-        """Something has been sent."""
-        self._broken_at = time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether a keepalive must be sent now."""
-        return time.monotonic() - self._broken_at >= self._due_s
-
-
 async def news_of(
-    pod: Pod, task_id: str, caller: str, *, after: int, model: str, queued: bool, tick_s: float
+    pod: Pod,
+    task_id: str,
+    caller: str,
+    *,
+    after: int,
+    model: str,
+    queued: bool,
+    tick_s: float,
+    shortcut: Shortcut | None = None,
 ) -> AsyncGenerator[list[Event] | QueuePlace]:
     """What the reader of a task is told after an event, up to the last one.
 
@@ -90,7 +48,7 @@ async def news_of(
     that has changed. Ends early when the pod closes. Raises as `Relay.events`.
     """
     last_place: QueuePlace | None = None
-    events = pod.relay.events(task_id, caller, after=after, tick_s=tick_s)
+    events = pod.relay.events(task_id, caller, after=after, tick_s=tick_s, shortcut=shortcut)
     async with aclosing(events):
         async for batch in events:
             if batch:
@@ -111,15 +69,28 @@ async def news_of(
             yield batch
 
 
-async def native_stream(
+def native_stream(
     pod: Pod, task_id: str, caller: str, *, after: int, model: str, queued: bool
-) -> AsyncIterator[bytes]:
+) -> EventStream:
     """The native stream of a task after event number `after`."""
     silence = Silence(pod.settings.keepalive_s, HINT_S)
-    yield sse.OPENING.encode()
+    shortcut = Shortcut(_native_frames, silence)
     news = news_of(
-        pod, task_id, caller, after=after, model=model, queued=queued, tick_s=silence.tick_s
-    )
+        pod, task_id, caller, after=after, model=model, queued=queued, tick_s=silence.tick_s,
+        shortcut=shortcut,
+    )  # fmt: skip
+    content = _native_content(pod, news, silence)
+    return EventStream(content, shortcut, send_timeout_s=pod.settings.send_timeout_s)
+
+
+def _native_frames(events: Sequence[Event]) -> str:
+    return "".join(map(sse.native_frame, events))
+
+
+async def _native_content(
+    pod: Pod, news: AsyncGenerator[list[Event] | QueuePlace], silence: Silence
+) -> AsyncGenerator[bytes]:
+    yield sse.OPENING.encode()
     ended = False
     async with aclosing(news):
         try:
@@ -127,7 +98,7 @@ async def native_stream(
                 if isinstance(told, tuple):
                     frames = sse.queued_frame(*told)
                 else:
-                    frames = "".join(map(sse.native_frame, told))
+                    frames = _native_frames(told)
                     ended = bool(told) and told[-1].terminal
                 if not frames and silence.due:
                     frames = sse.PING
@@ -182,13 +153,12 @@ async def answer_stream(
     choices: Sequence[AnswerFrames],
     turns: AsyncIterator[Turn],
     silence: Silence,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     """The stream of an answer. A client that goes away ends its tasks, at once or later.
 
     A choice that was stopped or has failed ends all: the answer cannot be finished any more.
     """
     left = len(choices)
-    heard_at = time.monotonic()
     try:
         yield (sse.OPENING + "".join(frames.opening() for frames in choices)).encode()
         async for turn in turns:
@@ -211,8 +181,8 @@ async def answer_stream(
             if not left:
                 return
             if turn:
-                heard_at = time.monotonic()
-            silent = time.monotonic() - heard_at > CLOSING_SILENCE_S
+                silence.heard()
+            silent = time.monotonic() - silence.heard_at > CLOSING_SILENCE_S
             if pod.closed or (pod.closing and not turn and (choices[0].resumable or silent)):
                 error = error_object(
                     "This server is going away; the answer was cut.",

@@ -1,6 +1,7 @@
 """A reader's buffer is in order, without a gap, and bounded."""
 
 import asyncio
+from collections.abc import Sequence
 
 from hypothesis import given, strategies as st
 
@@ -76,6 +77,36 @@ async def test_waking_ends_a_wait() -> None:
     await asyncio.sleep(0)
     reader.wake()
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_while_the_owner_waits_events_go_by_the_shortcut_as_long_as_it_takes_them() -> None:
+    sent: list[Event] = []
+    takes = True
+
+    def shortcut(events: Sequence[Event]) -> bool:
+        if takes:
+            sent.extend(events)
+        return takes
+
+    reader = Reader("t", shortcut)
+    reader.begin_catch_up()
+    reader.end_catch_up(1)
+    assert not reader.offer(events(1, 1))  # nobody waits yet
+    assert reader.take() == events(1, 1)
+    waiting = asyncio.create_task(reader.wait(60))
+    await asyncio.sleep(0)
+    assert reader.offer(events(2, 3))
+    assert not reader.offer(events(4, 4))  # asked for once
+    assert reader.flush() == sent == events(2, 4)
+    assert reader.next_seq == 5
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    takes = False
+    assert reader.offer(events(5, 5))
+    assert reader.flush() == ()
+    await asyncio.wait_for(waiting, 5)
+    assert not reader.offer(events(6, 6))
+    assert reader.take() == events(5, 6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 5)), max_size=30), st.integers(1, 30))

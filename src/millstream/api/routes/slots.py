@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 from fastapi import Depends
+from starlette.requests import HTTPConnection
 
 from millstream.api.auth.caller import Caller
 from millstream.api.auth.dependencies import CurrentCaller, TaskReader
 from millstream.api.pod import CurrentPod, Pod
 from millstream.api.relay import unavailable
+from millstream.api.wire import WIRE, Wire
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import RateLimited
 
@@ -22,7 +24,8 @@ class Slot:
         self._pod = pod
         self._caller = caller
         self._id = secrets.token_hex(8)
-        self._taken = False
+        self.taken = False
+        """Whether it counts."""
 
     async def take(self) -> None:
         """Count a stream as open; to be asked before anything is made for it.
@@ -32,43 +35,51 @@ class Slot:
             RedisUnavailable: Redis does not answer.
         """
         most = self._pod.limiter.limits_of(self._caller).concurrent_streams
-        if not most or self._taken:
+        if not most or self.taken:
             return
         # Before the answer: it may be lost, and the stream count nevertheless.
-        self._taken = True
+        self.taken = True
         try:
             if await self._pod.stream_slots.take(self._caller.id, self._id, most=most):
                 return
         except RedisError as error:
             raise unavailable(error) from error
-        self._taken = False
+        self.taken = False
         raise RateLimited(f"Rate limit reached: {most} streams are open, as many as may.")
 
     def give_back(self) -> None:
         """The answer has ended; Redis is told without anyone waiting for it."""
-        if self._taken:
+        if self.taken:
             work = self._pod.stream_slots.give_back(self._caller.id, self._id)
             self._pod.spawn(work, "give a stream back")
 
 
 @asynccontextmanager
-async def _slot(pod: Pod, caller: Caller) -> AsyncGenerator[Slot]:
+async def _slot(connection: HTTPConnection, pod: Pod, caller: Caller) -> AsyncGenerator[Slot]:
     slot = Slot(pod, caller)
     try:
         yield slot
     finally:
-        slot.give_back()
+        wire: Wire | None = connection.scope.get("extensions", {}).get(WIRE)
+        if slot.taken and wire is not None:  # a stream goes on when its request is over
+            wire.when_over(slot.give_back)
+        else:
+            slot.give_back()
 
 
-async def slot_of(pod: CurrentPod, caller: CurrentCaller) -> AsyncGenerator[Slot]:
+async def slot_of(
+    connection: HTTPConnection, pod: CurrentPod, caller: CurrentCaller
+) -> AsyncGenerator[Slot]:
     """A slot for the request's stream (a FastAPI dependency); its end is the answer's."""
-    async with _slot(pod, caller) as slot:
+    async with _slot(connection, pod, caller) as slot:
         yield slot
 
 
-async def reader_slot_of(pod: CurrentPod, caller: TaskReader) -> AsyncGenerator[Slot]:
+async def reader_slot_of(
+    connection: HTTPConnection, pod: CurrentPod, caller: TaskReader
+) -> AsyncGenerator[Slot]:
     """The same for a stream that a ticket may open: it counts as its caller's too."""
-    async with _slot(pod, caller) as slot:
+    async with _slot(connection, pod, caller) as slot:
         yield slot
 
 

@@ -15,7 +15,7 @@ from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
 from millstream.api.routes.openapi import json_body
 from millstream.api.routes.slots import ReaderSlot
-from millstream.api.streams import event_stream, native_stream
+from millstream.api.streams import native_stream
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import EventOutOfRange
 from millstream.shared.keys import Keys
@@ -133,9 +133,7 @@ async def stream_task(
         return Response(status_code=204)
     queued = page.state == TaskState.QUEUED
     await slot.take()
-    return event_stream(
-        pod, native_stream(pod, task_id, caller.id, after=after, model=page.model, queued=queued)
-    )
+    return native_stream(pod, task_id, caller.id, after=after, model=page.model, queued=queued)
 
 
 @router.post("/tasks/{task_id}/stop")

@@ -1,0 +1,123 @@
+"""The processes of a benchmark: started and ended with it, and what each has used so far."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+import psutil
+from tests.support.local_fleet import clean_environment
+from tests.support.ports import free_port
+from tests.support.store import start_valkey
+
+ROOT = Path(__file__).parents[2]
+UP_S = 60.0
+
+
+class Started:
+    """A process and its children, whose use of the machine is read from /proc."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], port: int) -> None:
+        self.popen = popen
+        self.port = port
+
+    def _pids(self) -> list[int]:
+        root = psutil.Process(self.popen.pid)
+        return [root.pid, *(child.pid for child in root.children(recursive=True))]
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all its threads so far, to the nanosecond: ticks would be 10 ms."""
+        spent = 0
+        for pid in self._pids():
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):  # it ended meanwhile
+                    spent += int((thread / "schedstat").read_text().split()[0])
+        return spent / 1e9
+
+    def memory_mb(self) -> float:
+        """Resident memory."""
+        return sum(psutil.Process(pid).memory_info().rss for pid in self._pids()) / 2**20
+
+    def end(self) -> None:
+        """Kill it, with all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait(10)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    port: int,
+    *,
+    log: Path | None = None,
+    cwd: Path | None = None,
+    **environment: str,
+) -> Generator[Started]:
+    """A process that listens on a port, in a session of its own so that all of it can be ended.
+
+    Raises:
+        TimeoutError: it does not listen within `UP_S`, or has ended.
+    """
+    with contextlib.ExitStack() as stack:
+        sink = subprocess.DEVNULL if log is None else stack.enter_context(log.open("wb"))
+        popen = subprocess.Popen(
+            command, stdout=sink, stderr=sink, start_new_session=True, cwd=cwd,
+            env=clean_environment() | environment,
+        )  # fmt: skip
+        process = Started(popen, port)
+        stack.callback(process.end)
+        deadline = time.monotonic() + UP_S
+        while not _listens(port):
+            if popen.poll() is not None or time.monotonic() > deadline:
+                told = log.read_text(errors="replace")[-300:] if log else ""
+                raise TimeoutError(f"{command[0]} does not listen: {told}")
+            time.sleep(0.05)
+        yield process
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def valkey() -> Generator[Started]:
+    """A Valkey that writes its log to disk, as the embedded one does."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        popen = start_valkey(port, Path(folder), "--appendonly", "yes", "--appendfsync", "everysec")
+        try:
+            yield Started(popen, port)
+        finally:
+            popen.kill()
+            popen.wait(10)
+
+
+@contextlib.contextmanager
+def pod(store: Started, **settings: object) -> Generator[Started]:
+    """An API pod on that Valkey."""
+    port = free_port()
+    environment = {
+        "redis_url": f"redis://127.0.0.1:{store.port}/0", "port": port, "model": "m",
+        "max_queue": 20_000, "lease_s": 600, **settings,
+    }  # fmt: skip
+    named = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in environment.items()}
+    with started([sys.executable, "-m", "millstream", "api"], port, **named) as process:
+        yield process
+
+
+async def child(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    """A process of ours that is spoken to by lines."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *arguments, cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""What is left of a request once its answer is a stream: the connection, and who writes to it.
+
+Through ASGI each piece of a stream would pass some ten coroutines, and each open stream would hold
+them, with the request and all that was made to answer it, for as long as it is open. So a response
+that streams hands its stream over: the application returns, and the stream runs on what is left
+(docs/adr/0026-a-stream-outlives-its-request.md has the figures).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+WIRE = "millstream.wire"
+"""The ASGI extension by which a response hands its stream over."""
+
+
+class Wire:
+    """A response's way to its client.
+
+    Args:
+        protocol: uvicorn's, which has just made the cycle of this request and its response.
+    """
+
+    __slots__ = ("_cycle", "_lost", "_protocol", "_when_over", "stream")
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._cycle = protocol.cycle
+        self._lost: Callable[[], None] | None = None
+        self._when_over: list[Callable[[], None]] | None = None
+        self.stream: Callable[[Receive, Send], Awaitable[None]] | None = None
+        """What goes on when the application has returned, its response begun."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client is no more."""
+        return self._cycle.disconnected
+
+    @property
+    def clear(self) -> bool:
+        """Whether the client takes what it is sent."""
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body, as a chunk of HTTP/1.1 (RFC 9112, 7.1)."""
+        if not self.gone:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def drain(self) -> None:
+        """Return when the client takes something again, or has gone."""
+        await self._cycle.flow.drain()
+
+    def cut(self) -> None:
+        """Drop the client."""
+        self._protocol.cut()
+
+    def watch(self, lost: Callable[[], None]) -> None:
+        """Have something called when the client goes away, until `end`."""
+        self._lost = lost
+        self._protocol.on_lost = self._lose
+        if self.gone:
+            lost()
+
+    def _lose(self) -> None:
+        # uvicorn tells the newest request of a connection, which may be one that waits behind us.
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
+        if self._lost is not None:
+            self._lost()
+
+    def forget_request(self) -> None:
+        """Let go of what only the application wanted."""
+        scope = self._cycle.scope
+        self._cycle.scope = {"type": scope["type"], "method": scope["method"]}
+        scope["headers"].clear()
+        scope.clear()
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Have something called when the response is over, however it ends."""
+        self._when_over = [*(self._when_over or ()), call]
+
+    def end(self) -> None:
+        """The response is over."""
+        self._lost = self._protocol.on_lost = None
+        for call in self._when_over or ():
+            call()
+
+
+async def then_stream(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """An application, and then the stream that it leaves behind."""
+    wire: Wire = scope["extensions"][WIRE]
+    try:
+        await app(scope, receive, send)
+        del app, scope
+        if wire.stream is not None:
+            wire.forget_request()
+            await wire.stream(receive, send)
+    finally:
+        wire.end()
