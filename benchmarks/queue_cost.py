@@ -20,7 +20,8 @@ from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
 from millstream.shared.script_runner import script_hash, script_text
-from millstream.shared.scripts import AppendRow, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow
 
 SHARD = Keys(0)
 CALLS = 400

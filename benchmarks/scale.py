@@ -25,7 +25,8 @@ from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
 from millstream.shared.script_runner import script_text
-from millstream.shared.scripts import AppendRow, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow
 
 STEP = 16  # streams a worker writes in one call
 CALLS = 400  # of each kind, in batches

@@ -25,7 +25,7 @@ from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
 
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import STALE, AppendRow
+from millstream.shared.steps import STALE, AppendRow
 
 SHARD = Keys(0)
 TASKS, TOKENS = 4, 60

@@ -12,7 +12,7 @@ from tests.support.store import Store
 from tests.support.waiting import eventually
 
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import AppendRow
+from millstream.shared.steps import AppendRow
 
 
 class Reading:

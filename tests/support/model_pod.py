@@ -6,7 +6,8 @@ from millstream.api.feed import Reader
 from millstream.shared.connection import open_subscriber
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import LogPage, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import LogPage
 
 _MARK = b"mark"
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from millstream.shared.events import Event
-from millstream.shared.scripts import Claim
+from millstream.shared.steps import Claim
 
 MAX_ATTEMPTS = 3
 

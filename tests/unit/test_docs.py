@@ -39,8 +39,9 @@ from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, LimitStore
 from millstream.shared.schemas import new_task_id
 from millstream.shared.script_runner import PARTS
-from millstream.shared.scripts import AppendRow, Scripts, Submitted
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import PREFIX, Settings
+from millstream.shared.steps import AppendRow, Submitted
 from millstream.worker.engines.fake_script import Directive
 
 DOCS = ROOT / "docs"

@@ -30,9 +30,10 @@ from millstream.shared.errors import (
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, Standing
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
-from millstream.shared.scripts import Refused, Scripts, Submitted
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import Priority
+from millstream.shared.steps import Refused, Submitted
 
 MAX_IDEMPOTENCY_KEY = 255
 # How long a task may run unheard before its pod counts as dead; a pod that lost its subscription is

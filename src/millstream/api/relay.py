@@ -19,8 +19,9 @@ from millstream.shared.errors import (
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
-from millstream.shared.scripts import LogPage, Scripts
+from millstream.shared.scripts import Scripts
 from millstream.shared.states import TaskState
+from millstream.shared.steps import LogPage
 
 logger = logging.getLogger(__name__)
 

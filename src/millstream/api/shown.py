@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
-from millstream.shared.scripts import SHORT, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import SHORT
 
 logger = logging.getLogger(__name__)
 

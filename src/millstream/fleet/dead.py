@@ -15,8 +15,9 @@ from millstream.shared.errors import MillstreamError
 from millstream.shared.events import TOKEN
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import decode_request
-from millstream.shared.scripts import LogPage, Scripts
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
+from millstream.shared.steps import LogPage
 
 
 class UnknownLetter(MillstreamError):

@@ -24,7 +24,8 @@ from millstream.shared.redis_check import (
     read_infos,
 )
 from millstream.shared.schemas import new_task_id
-from millstream.shared.scripts import AppendRow, LogPage, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow, LogPage
 from millstream.shared.subscription import Subscription
 
 SHARD = Keys(0)

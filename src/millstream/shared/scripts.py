@@ -1,7 +1,6 @@
 """Typed callers of a task's atomic steps; each is one script in `lua/`, and may be sent again."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,135 +8,23 @@ import redis.asyncio
 
 from millstream.shared import keys
 from millstream.shared.events import Event, decode_log
-from millstream.shared.fair_order import Waiting, serving_order
 from millstream.shared.keys import Keys
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.queue_depth import ClassDepth, QueueDepth
 from millstream.shared.redis_check import Info, read_infos
 from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.states import Priority, TaskState
-
-STALE, ENDED, MISSING = -1, -2, -3
-"""What append answers instead of an event number."""
-SHORT = ("short", 0, 0)
-"""What stop answers while the log lacks what it had when the task was stopped before."""
+from millstream.shared.steps import (
+    AppendRow,
+    Claim,
+    LogPage,
+    QueueView,
+    Refused,
+    Submitted,
+    submit_answer,
+)
 
 _pack = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """Tasks that were accepted, or that this idempotency key had made before."""
-
-    task_ids: tuple[str, ...]
-    known: bool
-    position: int
-    """At which place the first of them will be served, 1 the next; 0: it waits no more."""
-    eta_s: float | None
-    """None: nothing runs or was measured."""
-
-    @property
-    def task_id(self) -> str:
-        """The first of them."""
-        return self.task_ids[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Tasks that were not accepted: the queue is full, or the key stands for another body."""
-
-    conflict: bool
-    retry_after_s: float
-    crowded: bool = False
-    """The queue may have room, but as many of this caller's tasks wait as may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A task given to this worker, with its log so far."""
-
-    task_id: str
-    attempt: int
-    request: bytes
-    log: list[Event]
-    suspect: bool = False
-    """One more loss without progress would end it; a worker runs one such task at a time."""
-    age_s: float = field(default=0.0, compare=False)
-    """How long ago it was submitted."""
-    priority: Priority = Priority.INTERACTIVE
-    handed_over: bool = False
-    """Its last worker let it go, in a drain."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogPage:
-    """A piece of a task's log, and how the task stood at that moment."""
-
-    state: TaskState
-    seq: int
-    """The number of the last event in the whole log."""
-    model: str
-    events: list[Event]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """How a model's queue stands on one shard."""
-
-    running: int
-    waiting: int
-    oldest_wait_s: float
-    place_s: float | None
-    """Seconds between two places that become free; 0: a worker has room; None: unknown."""
-    cost: int
-    """Tokens that a task of the model costs, smoothed."""
-    line: list[Waiting]
-    counters: dict[str, dict[str, float]]
-    """Per level of the fair queue, the tokens that each who waits was served."""
-
-    @property
-    def waiting_ids(self) -> list[str]:
-        """In the order in which they would be served, if nobody came and all cost the same."""
-        return serving_order(self.line, self.counters, cost=self.cost)
-
-
-class AppendRow(msgspec.Struct, frozen=True):
-    """What one decode step (or several) brought for one task."""
-
-    task_id: str
-    attempt: int
-    prompt_tokens: int
-    first_seq: int
-    events: Sequence[tuple[str, str]]
-    """(ids, data) of token events, numbered from `first_seq`."""
-    outcome: str = ""
-    """'' goes on; a terminal state ends the task after the events."""
-    detail: str = ""
-    """The finish reason of a completed task, the error JSON of a failed one."""
-
-    def flatten(self) -> list[Any]:
-        """The row as append.lua reads it."""
-        row: list[Any] = [
-            self.task_id,
-            self.attempt,
-            self.prompt_tokens,
-            self.first_seq,
-            self.outcome,
-            self.detail,
-        ]
-        for ids, data in self.events:
-            row.append(ids)
-            row.append(data)
-        return row
-
-
-def _ids(joined: bytes) -> tuple[str, ...]:
-    return tuple(joined.decode().split(" "))
-
-
-def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:
-    """What a script answers for a mapping, as pairs."""
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 class Scripts:
@@ -215,18 +102,7 @@ class Scripts:
                 "" if max_waiting is None else max_waiting,
             ],
         )
-        match answer[0]:
-            case b"queued":
-                eta_s = None if answer[3] < 0 else answer[3] / 1000
-                return Submitted(_ids(answer[1]), False, answer[2], eta_s)
-            case b"known":
-                return Submitted(_ids(answer[1]), True, 0, 0.0)
-            case b"full":
-                return Refused(conflict=False, retry_after_s=answer[1] / 1000)
-            case b"crowded":
-                return Refused(conflict=False, retry_after_s=answer[1] / 1000, crowded=True)
-            case _:
-                return Refused(conflict=True, retry_after_s=0)
+        return submit_answer(answer)
 
     async def claim(
         self,
@@ -271,20 +147,7 @@ class Scripts:
                 suspects,
             ],
         )
-        claims = [
-            Claim(
-                row[0].decode(),
-                row[1],
-                row[2],
-                decode_log(row[3]),
-                suspect=row[4] == 1,
-                age_s=row[5] / 1000,
-                priority=Priority(row[6].decode()),
-                handed_over=row[7] == 1,
-            )
-            for row in rows
-        ]
-        return claims, waiting
+        return [Claim.of(row) for row in rows], waiting
 
     async def append(
         self,
@@ -444,23 +307,8 @@ class Scripts:
 
     async def waiting(self, shard: Keys, *, model: str, count: int = 0) -> QueueView:
         """How a model's queue stands, with `count` (at least 1) of those who wait."""
-        running, waiting, oldest, place, cost, line, turns = await self._run(
-            "waiting", [shard.queue(model)], [model, max(1, count)]
-        )
-        counters = {
-            level.decode(): {who.decode(): float(used) for who, used in _pairs(flat)}
-            for level, flat in _pairs(turns)
-        }
-        members = [tuple(member.decode().split(":")) for member in line]
-        return QueueView(
-            running,
-            waiting,
-            oldest / 1000,
-            None if place < 0 else place / 1000,
-            cost,
-            [Waiting(task_id, Priority(level), who) for level, who, _, task_id in members],
-            counters,
-        )
+        answer = await self._run("waiting", [shard.queue(model)], [model, max(1, count)])
+        return QueueView.of(answer)
 
     async def depth(self, shard: Keys, *, model: str) -> QueueDepth:
         """How deep a model's queue is on a shard."""

@@ -9,8 +9,8 @@ from millstream.shared.content_filter import ContentFilter
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import error_data, token_data
 from millstream.shared.schemas import TaskRequest
-from millstream.shared.scripts import AppendRow, Claim
 from millstream.shared.states import FinishReason, TaskState
+from millstream.shared.steps import AppendRow, Claim
 from millstream.worker.detokenizer import Detokenizer
 from millstream.worker.early_stop import ConfidenceWindow
 from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLogprobs

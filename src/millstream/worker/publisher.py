@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import STALE, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import STALE
 from millstream.worker.job import Job
 from millstream.worker.lease import LeaseClock
 

@@ -11,7 +11,7 @@ import msgspec
 from millstream.shared.content_filter import Filters, refused_prompt
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import TaskRequest, decode_request, shard_of
-from millstream.shared.scripts import Claim
+from millstream.shared.steps import Claim
 from millstream.worker.engines.base import Engine, StepOutput
 from millstream.worker.job import Job, Limits
 from millstream.worker.logprobs import LogprobWriter

@@ -15,9 +15,10 @@ from millstream.shared.keys import Keys
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.metrics.loop_lag import LoopLag
 from millstream.shared.registry import WorkerInfo, until_welcome
-from millstream.shared.scripts import STALE, Scripts
+from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
+from millstream.shared.steps import STALE
 from millstream.shared.subscription import Subscription
 from millstream.worker.consumer import Consumer
 from millstream.worker.control import control_subscription

@@ -13,7 +13,8 @@ from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
-from millstream.shared.scripts import AppendRow, LogPage, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow, LogPage
 
 SHARD = Keys(0)
 

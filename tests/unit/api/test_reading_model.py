@@ -22,7 +22,8 @@ from tests.support.model_pod import ModelPod, ModelReader
 
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
-from millstream.shared.scripts import AppendRow, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow
 
 SHARD = Keys(0)
 TASKS = ("t0-a", "t0-b")

@@ -9,8 +9,8 @@ from tests.support import sse
 from millstream.api.openai.response_events import Numbering, ResponseFrames
 from millstream.shared.events import TOKEN, Event, error_data, token_data
 from millstream.shared.schemas import Message, ResponseOptions, SamplingParams, TaskRequest
-from millstream.shared.scripts import LogPage
 from millstream.shared.states import TaskState
+from millstream.shared.steps import LogPage
 
 TASK = "t0-" + "a" * 26
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from millstream.shared.keys import LEVELS, Keys
-from millstream.shared.scripts import AppendRow, Claim, Scripts, Submitted
+from millstream.shared.scripts import Scripts
 from millstream.shared.states import Priority
+from millstream.shared.steps import AppendRow, Claim, Submitted
 
 SHARD = Keys(0)
 CHUNK = 16  # tokens of a step

@@ -8,7 +8,8 @@ import pytest
 
 from millstream.shared.keys import Keys, home_shard
 from millstream.shared.limits import Admitted, Exceeded, LimitStore
-from millstream.shared.scripts import AppendRow, Scripts, Submitted
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow, Submitted
 
 SHARDS = 2
 ANN = next(name for name in ("ann", "anna", "anne") if home_shard(name, SHARDS) == 0)

@@ -31,16 +31,9 @@ from millstream.shared.connection import open_redis
 from millstream.shared.events import Event
 from millstream.shared.fair_order import serving_order
 from millstream.shared.keys import CLASSES, LEVELS, Keys
-from millstream.shared.scripts import (
-    MISSING,
-    AppendRow,
-    Claim,
-    LogPage,
-    QueueView,
-    Scripts,
-    Submitted,
-)
+from millstream.shared.scripts import Scripts
 from millstream.shared.states import Priority
+from millstream.shared.steps import MISSING, AppendRow, Claim, LogPage, QueueView, Submitted
 
 SHARD = Keys(0)
 LEASE_S = 600.0  # far beyond the run of an example

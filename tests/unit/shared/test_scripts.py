@@ -14,7 +14,9 @@ from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.keys import Keys
 from millstream.shared.queue_depth import ClassDepth, QueueDepth
 from millstream.shared.schemas import new_task_id
-from millstream.shared.scripts import (
+from millstream.shared.scripts import Scripts
+from millstream.shared.states import Priority
+from millstream.shared.steps import (
     ENDED,
     MISSING,
     SHORT,
@@ -23,10 +25,8 @@ from millstream.shared.scripts import (
     Claim,
     LogPage,
     Refused,
-    Scripts,
     Submitted,
 )
-from millstream.shared.states import Priority
 
 SHARD = Keys(0)
 LEASE_S = 0.15

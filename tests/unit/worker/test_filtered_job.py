@@ -10,7 +10,7 @@ from millstream.shared.events import TOKEN, Event
 from millstream.shared.pattern_filter import PatternFilter
 from millstream.shared.pattern_list import compile_patterns
 from millstream.shared.schemas import EarlyStop, SamplingParams, TaskRequest
-from millstream.shared.scripts import Claim
+from millstream.shared.steps import Claim
 from millstream.worker.engines.base import TokenLogprobs
 from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits

@@ -9,7 +9,7 @@ import pytest
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.schemas import EarlyStop, Message, SamplingParams, TaskRequest
-from millstream.shared.scripts import Claim
+from millstream.shared.steps import Claim
 from millstream.worker.engines.base import TokenLogprobs
 from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits

@@ -4,8 +4,8 @@ from typing import Any
 
 from millstream.shared.events import Event, token_data
 from millstream.shared.schemas import TaskRequest
-from millstream.shared.scripts import Claim
 from millstream.shared.states import Priority
+from millstream.shared.steps import Claim
 from millstream.worker.job import Job
 from millstream.worker.metrics import WorkerMetrics
 

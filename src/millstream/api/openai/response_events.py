@@ -27,8 +27,8 @@ from millstream.api.openai.response_object import (
 from millstream.api.sse import OPENAI_PING
 from millstream.shared.events import Event, one_line
 from millstream.shared.schemas import TaskRequest
-from millstream.shared.scripts import LogPage
 from millstream.shared.states import TaskState
+from millstream.shared.steps import LogPage
 
 _OPENING = 2  # frames before the first event of the log
 _FINISHING = 4  # frames of a completed task's last event

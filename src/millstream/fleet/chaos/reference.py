@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.shared.schemas import TaskRequest
-from millstream.shared.scripts import Claim
+from millstream.shared.steps import Claim
 from millstream.worker.engines.fake import CONTEXT_LENGTH
 from millstream.worker.engines.fake_script import FakeTokenizer, read_script
 from millstream.worker.job import Job, Limits
