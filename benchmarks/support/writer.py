@@ -10,7 +10,8 @@ from millstream.api.auth.caller import ANONYMOUS_ID
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
-from millstream.shared.scripts import AppendRow, Scripts
+from millstream.shared.scripts import Scripts
+from millstream.shared.steps import AppendRow
 
 SHARD = Keys(0)
 BATCH = 64  # tasks of one decode step, as a busy worker has them
