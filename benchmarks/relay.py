@@ -13,6 +13,7 @@ others who use the machine weigh little; medians over the rounds.
 - `from the log`: readers of tasks whose text is in the log already.
 - `idle`: memory of streams whose task waits.
 
+"A send" is what the kernel alone takes for a piece: no relay in step can be cheaper.
 The peers keep nothing: they pass on what a fake OpenAI server sends, whose cost does not count.
 """
 
@@ -29,6 +30,7 @@ from typing import Any
 import uvloop
 from benchmarks.support import peers
 from benchmarks.support.crowd import chat, crowd, get
+from benchmarks.support.floor import send_us
 from benchmarks.support.processes import Started, pod, valkey
 from benchmarks.support.report import Row, finish
 from benchmarks.support.writer import Writer, open_writer
@@ -190,6 +192,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
     figures: defaultdict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
     rivals, missing = ([], {}) if options.no_peers else peers.installed()
     for number in range(options.rounds):
+        figures["the kernel", "a send"].append({"us": send_us()})
         for name, case in cases(options).items():
             if number and name.startswith("idle"):
                 continue  # the same each time

@@ -129,7 +129,9 @@ async def measure(
         fake = [sys.executable, "-m", "benchmarks.support.fake_openai", str(behind)]
         with started(fake, behind, log=folder / "fake", cwd=ROOT):
             command = peer.command(folder, port, behind)
-            with started(command, port, log=folder / "log", cwd=folder) as gateway:
+            with started(
+                command, port, log=folder / "log", cwd=folder, LITELLM_LOCAL_MODEL_COST_MAP="True"
+            ) as gateway:
                 streams, rate = paced
                 figures["paced"] = await _through(gateway, [_asking(rate)] * streams, seconds)
                 figures["flood"] = await _through(gateway, [_asking(0)] * flooded, seconds)
