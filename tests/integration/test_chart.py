@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 from tests.support import chart  # noqa: E402
 
+MONITORING = (ROOT / "docs/monitoring.md").read_text("utf-8")
 Object = dict[str, Any]
 CASES: dict[str, Object] = {
     "defaults": {},
@@ -68,6 +70,10 @@ def paths_of_the_api() -> set[str]:
     app, _ = create_app(Settings())
     others = {path for route in app.routes if (path := getattr(route, "path", ""))}
     return {*app.openapi()["paths"], *others, "/", "/fleet"}
+
+
+def documented_metrics() -> set[str]:
+    return set(re.findall(r"^\| `(millstream_\w+)` \|", MONITORING, re.MULTILINE))
 
 
 @every_case
@@ -132,8 +138,11 @@ def test_settings_are_real_and_the_code_takes_them(
         assert ours.keys() <= chart.setting_names()
         fields = {name.removeprefix(PREFIX).lower(): value for name, value in ours.items() if value}
         settings = Settings(**fields)
-        ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
-        assert ports == ({"http": settings.port} if component == "api" else {})
+        assert settings.host == "0.0.0.0"
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports == (
+            {"http": settings.port} if component == "api" else {"metrics": settings.metrics_port}
+        )
 
 
 def test_large_numbers_stay_numbers() -> None:
@@ -262,7 +271,10 @@ def test_one_waiting_task_starts_a_worker() -> None:
         assert spec["fallback"]["replicas"] == 1
         (trigger,) = spec["triggers"]
         assert trigger["metadata"]["activationThreshold"] == "0"
-        assert trigger["metadata"]["query"].count(f'model="{model}"') == 2
+        query = trigger["metadata"]["query"]
+        assert query.count(f'model="{model}"') == 2
+        # docs/monitoring.md lists what pods serve; its own test holds it against them.
+        assert set(re.findall(r"millstream_\w+", query)) <= documented_metrics()
     (api,) = [spec for component, spec in pod_specs(objects) if component == "api"]
     told = environment(container_of(api))[PREFIX + "ON_DEMAND_MODELS"]
     assert told is not None
@@ -333,6 +345,13 @@ def test_wrong_values_are_refused(case: str) -> None:
 def test_what_was_written_is_what_comes_of_it() -> None:
     assert chart.schema_text() == chart.SCHEMA.read_text("utf-8"), "run `make docs`"
     assert chart.manifests_text() == chart.MANIFESTS.read_text("utf-8"), "run `make docs`"
+
+
+def test_helm_finds_no_fault() -> None:
+    found = helm.lint(str(chart.CHART))
+    # Severity 1 is advice: it would like an icon.
+    assert [message for message in found["messages"] if message["severity"] > 1] == []
+    assert found["errors"] == []
 
 
 def test_the_chart_has_the_version_of_the_package() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 
 import jsonschema
+import yaml
 from tests.support.compose_file import ROOT, Image, load, seconds, used_variables
 
 from millstream.api.body import largest_body
@@ -63,13 +64,15 @@ def test_every_service_is_hardened() -> None:
 
 def test_only_the_front_door_is_published() -> None:
     services = load(PUBLISH_ADDRESS="0.0.0.0")["services"]
-    doors = [name for name, service in services.items() if "ports" in service]
-    assert doors == ["nginx", "nginx-tls"]
-    for name in doors:
-        assert services[name]["networks"] == ["edge"]
-    # What PUBLISH_ADDRESS opens to all is not the operators' port.
-    assert services["nginx"]["ports"] == ["0.0.0.0:8000:8080", "127.0.0.1:8001:8081"]
-    assert services["nginx-tls"]["ports"] == ["0.0.0.0:8443:8443"]
+    # What PUBLISH_ADDRESS opens to all are not the operators' ports.
+    assert {name: service["ports"] for name, service in services.items() if "ports" in service} == {
+        "nginx": ["0.0.0.0:8000:8080", "127.0.0.1:8001:8081"],
+        "nginx-tls": ["0.0.0.0:8443:8443"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
+    assert services["nginx"]["networks"] == services["nginx-tls"]["networks"] == ["edge"]
+    assert services["prometheus"]["networks"] == services["grafana"]["networks"] == ["monitoring"]
     assert services["redis"]["networks"] == ["backend"]
 
 
@@ -88,8 +91,54 @@ def test_profiles() -> None:
         "api": None,
         "worker": None,
         "worker-gpu": ["gpu"],
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
         "redis": None,
     }
+
+
+def test_what_is_mounted_from_here_is_here() -> None:
+    for name, service in load()["services"].items():
+        for volume in service.get("volumes", []):
+            source, target, *mode = volume.split(":")
+            if source.startswith("./") and source != "./tls":
+                assert (ROOT / source).exists(), name
+            if source.startswith("./"):
+                assert mode == ["ro"], name
+                assert target.startswith("/etc/"), name
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    services = load()["services"]
+    folder = ROOT / "deploy/grafana/provisioning"
+    (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    (provider,) = yaml.safe_load((folder / "dashboards/millstream.yml").read_text())["providers"]
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home.startswith(provider["options"]["path"] + "/")
+    assert f"./deploy/grafana/millstream.json:{home}:ro" in services["grafana"]["volumes"]
+    dashboard = json.loads((ROOT / "deploy/grafana/millstream.json").read_text())
+    variables = [item for item in dashboard["templating"]["list"] if item["type"] == "datasource"]
+    assert source["uid"] in json.dumps(dashboard) or variables
+
+
+def test_prometheus_finds_pods_and_workers() -> None:
+    """By the names and ports that services have in their network, and by no other."""
+    services = load()["services"]
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    found = {
+        (name, lookup["port"])
+        for job in config["scrape_configs"]
+        for lookup in job.get("dns_sd_configs", [])
+        for name in lookup["names"]
+    }
+    worker_port = int(services["worker"]["environment"]["MILLSTREAM_METRICS_PORT"])
+    ours = {("api", int(services["api"]["environment"]["MILLSTREAM_PORT"]))}
+    ours |= {(name, worker_port) for name in ("worker", "worker-gpu")}
+    assert found == ours
+    assert all("monitoring" in services[name]["networks"] for name, _ in ours)
+    for pattern in config.get("rule_files", []):
+        assert list((ROOT / "deploy/prometheus").glob(pattern)), pattern
 
 
 def test_the_gpu_is_asked_for() -> None:

@@ -5,10 +5,14 @@ import json
 import os
 import re
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from tests.support.keys import make_key
 from tests.support.local_fleet import free_port
 from tests.support.store import Store
 from tests.support.waiting import eventually
@@ -178,5 +182,72 @@ async def test_one_line_a_check(capsys: pytest.CaptureFixture[str], store: Store
     arguments = ["doctor", "--engine", "fake", "--port", str(store.port)]
     assert await asyncio.to_thread(invoke, arguments) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["ok", "ok", "fault"]
+    assert [line.split()[0] for line in lines] == ["ok", "ok", "ok", "fault"]
     assert lines[-1].startswith(f"fault    port {store.port}: port {store.port} is taken")
+
+
+async def test_keys_and_tokens(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a Redis: what a pod with these settings would make of its callers."""
+
+    async def look(**settings: object) -> dict[str, tuple[str, str]]:
+        with monkeypatch.context() as patch:
+            for name, value in settings.items():
+                patch.setenv(f"MILLSTREAM_{name.upper()}", str(value))
+            code, found = await doctor("--engine", "fake")
+        assert code == int(bool(faults(found)))
+        checks = ("keys", "key file", "tokens")
+        return {check: found[check] for check in checks if check in found}
+
+    file = tmp_path / "keys"
+    assert await look() == {
+        "keys": ("ok", "none are asked for, and only this machine can ask"),
+    }
+    verdict, text = (await look(host="0.0.0.0"))["keys"]
+    assert (verdict, text[:18]) == ("fault", "anyone who reaches")
+    verdict, text = (await look(host="0.0.0.0", allow_anonymous=1))["keys"]
+    assert (verdict, "set MILLSTREAM_API_KEYS_FILE" in text) == ("warning", True)
+    verdict, text = (await look(api_keys_file=file))["keys"]
+    assert (verdict, text) == ("fault", f"{file}: cannot be read: No such file or directory")
+
+    file.write_text("")
+    file.chmod(0o600)
+    found = await look(api_keys_file=file)
+    assert found["keys"][0] == "fault"
+    assert "nobody gets in: run `millstream keys add NAME`" in found["keys"][1]
+    make_key(file, "ann")
+    make_key(file, "gone", expires=datetime.now(UTC) - timedelta(days=1))
+    assert await look(api_keys_file=file) == {
+        "keys": ("ok", "1 key is taken"),
+        "key file": ("ok", f"{file} has mode 600"),
+    }
+    file.chmod(0o644)
+    assert (await look(api_keys_file=file))["key file"] == (
+        "warning",
+        f"{file} has mode 644: run `chmod 600 {file}`",
+    )
+    file.chmod(0o646)
+    assert "anyone may write" in (await look(api_keys_file=file))["keys"][1]
+    file.chmod(0o600)
+    file.write_text("no JSON")
+    assert (await look(api_keys_file=file))["keys"][0] == "fault"
+    file.unlink()
+
+    secret = "s" * 48
+    assert (await look(jwt_issuer="x"))["keys"][0] == "fault"
+    assert (await look(jwt_secret="short"))["keys"][0] == "fault"
+    assert await look(jwt_secret=secret) == {"tokens": ("ok", "signatures can be checked")}
+    closed = f"http://127.0.0.1:{free_port()}/keys"
+    verdict, text = (await look(jwt_jwks_url=closed))["tokens"]
+    assert (verdict, text.startswith(f"no keys from {closed}: ")) == ("fault", True)
+    pem = tmp_path / "key.pem"
+    public = Ed25519PrivateKey.generate().public_key()
+    pem.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    verdict, text = (await look(jwt_public_key=pem, jwt_issuer="x"))["tokens"]
+    assert (verdict, "set MILLSTREAM_JWT_AUDIENCE" in text) == ("warning", True)
+    whole = await look(jwt_public_key=pem, jwt_issuer="x", jwt_audience="y", api_keys="k" * 20)
+    assert {check: verdict for check, (verdict, _) in whole.items()} == {
+        "keys": "ok",
+        "tokens": "ok",
+    }

@@ -1,23 +1,14 @@
 """Limits, keys for retries and usage belong to a caller: what one does, another does not feel."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+from tests.support.keys import make_key
 from tests.support.local_fleet import LocalFleet
 
 from millstream.api.auth.caller import CallerLimits
-from millstream.api.auth.key_file import KeyRecord, change_keys, digest_of, new_key
 
 BODY = {"prompt": '@fake {"tokens": 3}\nhello'}
-
-
-def make_key(path: Path, name: str, **rights: object) -> str:
-    """A key in the file of keys."""
-    key, now = new_key(), datetime.now(UTC)
-    record = KeyRecord(name=name, sha256=digest_of(key).hex(), created=now, **rights)  # type: ignore[arg-type]
-    change_keys(path, lambda records: [*records, record])
-    return key
 
 
 async def test_callers_have_limits_retries_and_usage_of_their_own(

@@ -428,6 +428,56 @@ async def test_turns_need_an_answer_before_them(client: openai.AsyncOpenAI) -> N
         await client.responses.cancel(waiting.id)
 
 
+async def test_items_are_referred_to(client: openai.AsyncOpenAI) -> None:
+    """As the Vercel AI SDK does: an earlier answer, or what was asked, by its id alone."""
+    first = await client.responses.create(model="fake", input=directed("one", tokens=5))
+    (output,) = first.output
+    page = await client.responses.input_items.list(first.id)
+    asked = page.data[0]
+    turns: Any = [
+        {"type": "item_reference", "id": asked.id},
+        {"type": "item_reference", "id": output.id},
+        {"role": "user", "content": "And?"},
+    ]
+    second = await client.responses.create(model="fake", input=turns)
+    expected = [
+        ("user", directed("one", tokens=5)),
+        ("assistant", first.output_text),
+        ("user", "And?"),
+    ]
+    assert second.output_text == await chat_text(client, *expected)
+    listed = [item async for item in client.responses.input_items.list(second.id, order="asc")]
+    told = [(item.role, item.content[0].text) for item in listed]  # type: ignore[union-attr]
+    assert told == expected  # kept in full, so the first may go
+
+    unkept = await client.responses.create(model="fake", input=directed(tokens=1), store=False)
+    waiting = await client.responses.create(
+        model="fake", input=directed(delay_s=60), background=True
+    )
+    await client.responses.delete(first.id)
+    for item_id in (
+        output.id,
+        unkept.output[0].id,
+        f"msg_{task_of(waiting.id)}",
+        f"msg_{task_of(waiting.id)}_1",
+        f"msg_{task_of(waiting.id)}_x",
+        waiting.id,
+    ):
+        reference: Any = [{"type": "item_reference", "id": item_id}]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="fake", input=reference)
+        assert refused.value.param == "input[0].id"
+    long = await client.responses.create(
+        model="fake", input=directed(texts=["x" * 1_000], tokens=150), background=True
+    )
+    await ended(client, long.id)
+    twice: Any = [{"type": "item_reference", "id": f"msg_{task_of(long.id)}"}] * 2
+    with pytest.raises(openai.BadRequestError) as too_long:
+        await client.responses.create(model="fake", input=twice)
+    assert (too_long.value.param, too_long.value.code) == ("input", "prompt_too_long")
+    await client.responses.cancel(waiting.id)
+
+
 async def test_pages_of_input_items(http: httpx.AsyncClient, client: openai.AsyncOpenAI) -> None:
     roles = ["system", "user", "assistant", "user", "assistant", "user"]
     given: Any = [{"role": role, "content": f"{n}"} for n, role in enumerate(roles)]
@@ -478,7 +528,10 @@ async def test_pages_of_input_items(http: httpx.AsyncClient, client: openai.Asyn
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{"type": "item_reference", "id": f"msg_{n}"} for n in range(257)]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
+from tests.support import compose_prometheus
 from tests.support.compose_file import ROOT, Image, load, seconds
 from tests.support.compose_nginx import NOBODY, FrontDoor, prepare, replace
 from tests.support.local_fleet import clean_environment, free_port
@@ -182,8 +183,10 @@ class ComposeCluster:
             await eventually(answers, within_s=20, what="an API pod")
         return api
 
-    async def start_worker(self) -> Process:
-        worker = self._start_millstream("worker", {})
+    async def start_worker(self, metrics_port: int | None = None) -> Process:
+        # Containers all have the same; here each needs its own.
+        port = str(metrics_port or free_port())
+        worker = self._start_millstream("worker", {"MILLSTREAM_METRICS_PORT": port})
 
         async def ready() -> bool:
             assert worker.alive, worker.text()
@@ -216,6 +219,25 @@ class ComposeCluster:
 
             await eventually(answers, what="nginx")
         return nginx
+
+    async def start_prometheus(self, targets: Mapping[str, list[str]], *, interval: str) -> str:
+        """Prometheus, which reads these addresses for services' names; its URL."""
+        folder = self.folder / "prometheus"
+        folder.mkdir()
+        service = self.file["services"]["prometheus"]
+        command, url = compose_prometheus.prepare(service, folder, targets, interval=interval)
+        prometheus = self._start("prometheus", command, {})
+        async with httpx.AsyncClient(base_url=url) as client:
+
+            async def ready() -> bool:
+                assert prometheus.alive, prometheus.text()
+                try:
+                    return (await client.get("/-/ready")).status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            await eventually(ready, within_s=20, what="Prometheus")
+        return url
 
     def _start_millstream(self, kind: str, overrides: dict[str, str]) -> Process:
         service = self.file["services"][kind]

@@ -1,6 +1,7 @@
 """The documents against the code: what they list is what there is."""
 
 import inspect
+import json
 import re
 import time
 import tomllib
@@ -320,29 +321,34 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
     rows = {code_spans(name)[0]: text for name, text in table_rows(API, "### Fields of a chat")}
-    unknown = {name for name, text in rows.items() if text == "unknown: 400"}
-    assert set(rows) - unknown == set(ChatCompletionRequest.model_fields)
-    for name in unknown:
-        with pytest.raises(ValidationError, match="extra_forbidden"):
-            chat(**{name: "x"})
-
-    refused = {name for name, text in rows.items() if text.startswith("refused")}
-    values = {
-        "response_format": ({"type": "json_object"}, {"type": "text"}),
+    assert set(rows) == set(ChatCompletionRequest.model_fields)
+    refused = {
+        "response_format": {"type": "json_object"},
+        "tools": [{"type": "function"}],
+        "functions": [{"name": "f"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy"},
+        "prediction": {"type": "content"},
+        "web_search_options": {},
     }
-    assert refused == set(values)
-    for name, (bad, good) in values.items():
+    refused |= dict.fromkeys(("tool_choice", "function_call"), "required")
+    refused |= dict.fromkeys(("reasoning_effort", "verbosity"), "low")
+    assert {name for name, text in rows.items() if text.startswith("refused")} == set(refused)
+    for name, bad in refused.items():
         with pytest.raises(ValidationError, match=name):
             chat(**{name: bad})
-        chat(**{name: good})
+        chat(**{name: None})
+        _, _, excepted = rows[name].partition("but for ")
+        for good in re.findall("`(.+?)`", excepted):
+            chat(**{name: good if good.isalpha() else json.loads(good)})
 
     ignored = {name for name, text in rows.items() if text == "ignored"}
     plain = mapping.sampling_of(chat(), None)
+    values = {"metadata": {"a": "b"}, "store": True, "parallel_tool_calls": True}
     for name in ignored:
-        value = {"metadata": {"a": "b"}, "store": True}.get(name, "x")
-        assert mapping.sampling_of(chat(**{name: value}), None) == plain
+        assert mapping.sampling_of(chat(**{name: values.get(name, "x")}), None) == plain
     supported = {name for name, text in rows.items() if text.startswith("supported")}
-    assert supported | refused | ignored | unknown == set(rows)
+    assert supported | set(refused) | ignored == set(rows)
 
 
 def test_the_fields_of_a_completion_are_those_of_its_schema() -> None:

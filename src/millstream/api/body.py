@@ -58,14 +58,12 @@ def parse_body(raw: bytes, schema: type[Model]) -> Model:
         ) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
-    if _has_crowd(value):
-        raise InvalidRequest(
-            f"An object in the body has more than {MOST_FIELDS} fields.", code="invalid_json"
-        )
+    fields = cast("dict[str, Any]", value)
+    _refuse_crowds(fields)
     try:
-        return schema.model_validate(value)
+        return schema.model_validate(fields)
     except ValidationError as error:
-        raise _explain(error, cast("dict[str, Any]", value)) from None
+        raise _explain(error, fields) from None
 
 
 def read_query(request: Request, schema: type[Model]) -> Model:
@@ -105,6 +103,18 @@ async def _read(request: Request, most: int) -> bytes:
     except ClientDisconnect:
         raise InvalidRequest("The body ended early.", code="invalid_json") from None
     return b"".join(parts)
+
+
+def _refuse_crowds(fields: dict[str, Any]) -> None:
+    """Refuse a body with an object of so many fields that none of ours could be meant."""
+    if len(fields) > MOST_FIELDS:
+        raise InvalidRequest(f"The body has more than {MOST_FIELDS} fields.", code="invalid_json")
+    for name, value in fields.items():
+        if _has_crowd(value):
+            raise InvalidRequest(
+                f"Invalid value for {name[:100]}: an object has more than {MOST_FIELDS} fields.",
+                param=name[:200],
+            )
 
 
 def _has_crowd(value: Any) -> bool:

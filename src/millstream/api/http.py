@@ -14,6 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from millstream.api.errors import error_object
+from millstream.api.security_headers import ALWAYS, UNLESS_SAID
 from millstream.api.wire import WIRE, Wire, then_stream
 from millstream.shared.schemas import to_json
 
@@ -21,6 +22,10 @@ HEAD_BYTES = 65_536  # request line and headers; nginx's default is half of that
 HEAD_S = 30.0
 CUT = "millstream.cut"
 """The ASGI extension that drops a connection whose client takes nothing."""
+# An error that no application has seen tells nothing of anyone, so every page may read it.
+_HEADERS = b"".join(
+    b"%s: %s\r\n" % pair for pair in (*ALWAYS, *UNLESS_SAID, (b"access-control-allow-origin", b"*"))
+)
 _RESET = struct.pack("ii", 1, 0)  # linger for 0 s
 
 
@@ -109,7 +114,6 @@ class BoundedHttp(HttpToolsProtocol):
         reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Header Fields Too Large"}
         self.transport.write(
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"access-control-allow-origin: *\r\nconnection: close\r\n\r\n%s"
-            % (status, reasons[status], len(body), body)
+            b"%sconnection: close\r\n\r\n%s" % (status, reasons[status], len(body), _HEADERS, body)
         )
         self.transport.close()

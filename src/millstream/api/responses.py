@@ -1,9 +1,15 @@
 """Stored responses: what `/v1/responses` made, and can be asked for again by its id."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millstream.api.openai.response_object import response_id, response_object, task_id_of
+from millstream.api.openai.response_object import (
+    parse_item_id,
+    response_id,
+    response_object,
+    task_id_of,
+)
 from millstream.api.openai.response_request import conversation
 from millstream.api.pod import Pod
 from millstream.api.relay import unavailable
@@ -87,6 +93,53 @@ async def turns_before(pod: Pod, given: str, caller: str) -> tuple[Message, ...]
             f"The response {given} cannot be gone on from: it is {log.state}.", param=param
         )
     return (*conversation(stored.request), Message("assistant", log.text))
+
+
+async def items(pod: Pod, named: Mapping[str, str], caller: str) -> dict[str, Message]:
+    """What items of stored responses say.
+
+    Args:
+        pod: Where they are asked for.
+        named: Their ids, and the parameter that each is named by.
+        caller: Whose they must be.
+
+    Raises:
+        InvalidRequest: there is no such item, it is not written yet, or all are too long.
+        RedisUnavailable: Redis did not answer.
+    """
+    found: dict[str, Message] = {}
+    room = pod.settings.max_prompt_chars
+    for item_id, param in named.items():
+        found[item_id] = await _item(pod, item_id, caller, param)
+        room -= len(found[item_id].content)
+        if room < 0:  # before all the others are read
+            raise InvalidRequest(
+                f"The input has more than {pod.settings.max_prompt_chars} characters.",
+                param="input",
+                code="prompt_too_long",
+            )
+    return found
+
+
+async def _item(pod: Pod, item_id: str, caller: str, param: str) -> Message:
+    missing = InvalidRequest(
+        f"There is no item {item_id[:64]!r}; those of responses with store: false are not kept.",
+        param=param,
+    )
+    task_id, number = parse_item_id(item_id)
+    try:
+        stored = await find(pod, response_id(task_id), caller)
+        if number is not None:
+            turns = conversation(stored.request)
+            if number >= len(turns):
+                raise missing
+            return turns[number]
+        log = await pod.relay.so_far(stored.task_id, caller)
+    except (UnknownTask, ExpiredTask):
+        raise missing from None
+    if log.state != TaskState.COMPLETED:
+        raise InvalidRequest(f"The item {item_id} is not whole: it is {log.state}.", param=param)
+    return Message("assistant", log.text)
 
 
 async def delete(pod: Pod, stored: StoredResponse, caller: str) -> None:

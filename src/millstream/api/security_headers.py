@@ -11,7 +11,7 @@ ALWAYS: tuple[tuple[bytes, bytes], ...] = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 # Unless the answer says otherwise: nobody keeps it, and shown as a page it could do nothing.
-_UNLESS_SAID: tuple[tuple[bytes, bytes], ...] = (
+UNLESS_SAID: tuple[tuple[bytes, bytes], ...] = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
@@ -45,7 +45,7 @@ class SecurityHeaders:
                 if scope["path"] in _DOCS and b"content-security-policy" not in said:
                     headers.append((b"content-security-policy", _DOCS_POLICY))
                     said.add(b"content-security-policy")
-                headers += [pair for pair in _UNLESS_SAID if pair[0] not in said]
+                headers += [pair for pair in UNLESS_SAID if pair[0] not in said]
                 message["headers"] = headers
             await send(message)
 

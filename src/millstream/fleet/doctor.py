@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import click
 
+from millstream.fleet.doctor_keys import examine_keys
 from millstream.fleet.doctor_redis import examine_redis
 from millstream.fleet.plan import Model, choose_models
 from millstream.fleet.ports import check_port, url_of
@@ -28,6 +29,7 @@ def run(settings: Settings, models: Sequence[str], *, as_json: bool) -> int:
     findings = asyncio.run(_redis(settings))
     for model in choose_models(models, settings):
         findings += _model(model, settings)
+    findings += examine_keys(settings)
     findings.append(_port(settings))
     healthy = all(finding.verdict != Verdict.FAULT for finding in findings)
     if as_json:

@@ -96,7 +96,8 @@ class Fleet:
     async def _work(self) -> None:
         settings, options = self._settings, self._options
         models = choose_models(options.models, settings)
-        Authenticator(settings)  # what the pods would refuse is told here, once
+        # What the pods would refuse is told here, once.
+        keyed = not Authenticator(settings).open
         open_filters(settings)
         embedded = "redis_url" not in settings.model_fields_set
         if embedded:
@@ -145,7 +146,8 @@ class Fleet:
 
         def announce(model: str) -> None:
             kept = f"in {self._state.path}" if self._state else "in Redis"
-            self._screen.say(ready_text(urls, model=model, state=f"Tasks are kept {kept}."))
+            text = ready_text(urls, model=model, keyed=keyed, state=f"Tasks are kept {kept}.")
+            self._screen.say(text)
 
         self._spawn(
             (await importing).watch(

@@ -72,6 +72,8 @@ class ResponseOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     previous_response_id: str | None = None
     metadata: dict[str, str] = {}
     parallel_tool_calls: bool = True
+    service_tier: str = "default"
+    """The class it was given, in OpenAI's words."""
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

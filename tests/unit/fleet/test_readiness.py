@@ -56,7 +56,8 @@ def test_the_summary_names_those_that_are_not_ready() -> None:
 
 
 def test_the_curl_line_survives_the_shell_whatever_the_models_name() -> None:
-    text = ready_text(["http://h:1", "http://h:2"], model='it\'s "x"', state="")
+    text = ready_text(["http://h:1", "http://h:2"], model='it\'s "x"', keyed=False, state="")
+    assert 'api_key="none"' in text
     assert "http://h:1 (also http://h:2)" in text
     (line,) = [line for line in text.splitlines() if "curl" in line]
     words = shlex.split(line)
@@ -64,3 +65,14 @@ def test_the_curl_line_survives_the_shell_whatever_the_models_name() -> None:
     body = json.loads(words[-1])
     assert body["model"] == 'it\'s "x"'
     assert body["stream"] is True
+
+
+def test_a_fleet_with_keys_says_where_to_put_one() -> None:
+    text = ready_text(["http://h:1"], model="m", keyed=True, state="")
+    (line,) = [line for line in text.splitlines() if "curl" in line]
+    words = shlex.split(line)
+    assert words[3:5] == ["-H", "Authorization: Bearer $MILLSTREAM_API_KEY"]
+    assert '-H "Authorization' in line  # the shell fills it in
+    assert 'api_key=os.environ["MILLSTREAM_API_KEY"]' in text
+    assert "It asks for a key" in text
+    assert "none" not in text

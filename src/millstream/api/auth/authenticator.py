@@ -32,7 +32,9 @@ class Authenticator:
         keys, file = settings.api_keys.get_secret_value(), settings.api_keys_file
         self.keyring = Keyring(keys, Path(file) if file else None)
         self._tokens = _tokens_of(settings)
-        self.open = not (keys or file or self._tokens)
+        self.takes_tokens = self._tokens is not None
+        """Somebody may sign tokens that do in place of a key."""
+        self.open = not (keys or file or self.takes_tokens)
         """No key is needed: everyone is the same caller."""
         self.pages = Pages(settings.cors_origins)
         if self.open and not settings.allow_anonymous and reached_by_others(settings.host):

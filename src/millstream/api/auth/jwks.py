@@ -78,7 +78,7 @@ class Jwks:
 
     async def _fetch(self) -> None:
         try:
-            self._keys = await asyncio.to_thread(_fetch, self._url)
+            self._keys = await asyncio.to_thread(fetch, self._url)
         # What a stranger's server may answer has no end.
         except Exception as error:
             self._failures += 1
@@ -104,8 +104,8 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def _fetch(url: str) -> dict[str | None, PyJWK]:
-    """The usable keys of a set, in a thread of its own: urllib blocks.
+def fetch(url: str) -> dict[str | None, PyJWK]:
+    """The usable keys of a set; it blocks, so not on an event loop.
 
     Raises:
         OSError: no answer, or none with status 200, in time.

@@ -56,6 +56,12 @@ class Keyring:
                 return entry.caller
         return None
 
+    @property
+    def live(self) -> int:
+        """How many keys are taken now."""
+        now = time.time()
+        return sum(now < entry.expires for entries in self._entries.values() for entry in entries)
+
     async def watch(self) -> None:
         """Read the file again whenever it has changed; one that is broken changes nothing."""
         while self._file is not None:

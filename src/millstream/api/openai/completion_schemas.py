@@ -44,6 +44,7 @@ class CompletionRequest(Sampling):
     early_stop: EarlyStopping | None = None
     best_of: int | None = Field(default=None, ge=1, le=1, description="Only 1")
     suffix: str | None = None
+    service_tier: str | None = None
     # No effect on the answer:
     user: str | None = None
 

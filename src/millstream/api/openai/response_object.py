@@ -1,5 +1,6 @@
 """The response object of `/v1/responses`: a pure function of a task and its log."""
 
+import re
 from typing import Any
 
 from millstream.shared.events import Event
@@ -7,6 +8,7 @@ from millstream.shared.schemas import ResponseOptions, TaskRequest
 from millstream.shared.states import FinishReason, TaskState
 
 _PREFIX = "resp_"
+_ITEM = re.compile(r"msg_(?P<task>[^_]+)(_(?P<number>[0-9]{1,6}))?", re.ASCII)
 _INCOMPLETE = {
     FinishReason.LENGTH: "max_output_tokens",
     FinishReason.CONTENT_FILTER: "content_filter",
@@ -26,6 +28,22 @@ def task_id_of(given: str) -> str:
 def output_id(task_id: str) -> str:
     """The id of the message that a task writes."""
     return f"msg_{task_id}"
+
+
+def input_id(task_id: str, number: int) -> str:
+    """The id of a message that a task answers."""
+    return f"{output_id(task_id)}_{number}"
+
+
+def parse_item_id(given: str) -> tuple[str, int | None]:
+    """Whose item an id names, and which message of the input; None: the output.
+
+    The task's id is empty if it is the id of none.
+    """
+    found = _ITEM.fullmatch(given)
+    if found is None:
+        return "", None
+    return found["task"], None if found["number"] is None else int(found["number"])
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -103,7 +121,7 @@ def response_object(
         "prompt_cache_key": options.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": options.safety_identifier,
-        "service_tier": "default",
+        "service_tier": options.service_tier,
         "store": options.store,
         "temperature": request.sampling.temperature,
         "text": {"format": {"type": "text"}},

@@ -1,13 +1,16 @@
 """From the body of `POST /v1/responses` to the task behind it, and from that to its input items."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from millstream.api.openai.mapping import role_of
-from millstream.api.openai.response_object import output_message, text_part
-from millstream.api.openai.response_schemas import InputItemsQuery, ResponseRequest
+from millstream.api.openai.response_object import input_id, output_message, text_part
+from millstream.api.openai.response_schemas import InputItemsQuery, ItemReference, ResponseRequest
 from millstream.api.openai.schemas import MAX_MESSAGES
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import Message, ResponseOptions, TaskRequest
+
+MAX_REFERENCES = 256  # each is a log to read
 
 
 def options_of(body: ResponseRequest, created_at: int) -> ResponseOptions:
@@ -20,14 +23,40 @@ def options_of(body: ResponseRequest, created_at: int) -> ResponseOptions:
         previous_response_id=body.previous_response_id,
         metadata=body.metadata or {},
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        service_tier="flex" if body.service_tier == "flex" else "default",
         user=body.user,
         safety_identifier=body.safety_identifier,
         prompt_cache_key=body.prompt_cache_key,
     )
 
 
-def messages_of(body: ResponseRequest, earlier: tuple[Message, ...]) -> tuple[Message, ...]:
+def references_of(body: ResponseRequest) -> dict[str, str]:
+    """The items that the input names instead of saying them: their ids, and where they are named.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    named: dict[str, str] = {}
+    if not isinstance(body.input, str):
+        for number, item in enumerate(body.input):
+            if isinstance(item, ItemReference):
+                named.setdefault(item.id, f"input[{number}].id")
+    if len(named) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"The input refers to {len(named)} items; {MAX_REFERENCES} are the most.", param="input"
+        )
+    return named
+
+
+def messages_of(
+    body: ResponseRequest, earlier: tuple[Message, ...], items: Mapping[str, Message]
+) -> tuple[Message, ...]:
     """The instructions, the conversation so far, and what is new.
+
+    Args:
+        body: What the caller sent.
+        earlier: The conversation that it goes on with.
+        items: What its references stand for.
 
     Raises:
         InvalidRequest: together they are too many.
@@ -38,7 +67,12 @@ def messages_of(body: ResponseRequest, earlier: tuple[Message, ...]) -> tuple[Me
     if isinstance(body.input, str):
         messages.append(Message("user", body.input))
     else:
-        messages += [Message(role_of(item.role), item.text) for item in body.input]
+        messages += [
+            items[item.id]
+            if isinstance(item, ItemReference)
+            else Message(role_of(item.role), item.text)
+            for item in body.input
+        ]
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequest(
             f"The conversation has {len(messages)} messages; {MAX_MESSAGES} are the most.",
@@ -60,7 +94,7 @@ def items_page(task_id: str, request: TaskRequest, query: InputItemsQuery) -> di
         InvalidRequest: the query begins after an item that is none of them.
     """
     items = [
-        _item(f"msg_{task_id}_{number}", message)
+        _item(input_id(task_id, number), message)
         for number, message in enumerate(conversation(request))
     ]
     if query.order == "desc":

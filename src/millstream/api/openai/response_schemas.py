@@ -1,17 +1,19 @@
 """The body of `POST /v1/responses`, and the queries of what it makes, as this server takes them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
 
 from millstream.api.openai.schemas import (
     MAX_MESSAGES,
     MAX_PARTS,
     Body,
     ModelName,
+    Nothing,
     Sampling,
     StreamOptions,
+    only,
 )
 
 ResponseId = Annotated[str, Field(min_length=1, max_length=200)]
@@ -56,6 +58,27 @@ class InputItem(Body):
         return self.content
 
 
+class ItemReference(Body):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"]
+    id: ResponseId
+
+
+def _kind_of(item: object) -> str:
+    """Which of the two an item is to be: all that is no reference is judged as a message."""
+    if isinstance(item, dict):
+        kind: object = cast("dict[str, Any]", item).get("type")
+        return "reference" if kind == "item_reference" else "message"
+    return "reference" if isinstance(item, ItemReference) else "message"
+
+
+AnyItem = Annotated[
+    Annotated[InputItem, Tag("message")] | Annotated[ItemReference, Tag("reference")],
+    Discriminator(_kind_of),
+]
+
+
 class TextFormat(Body):
     """The form of the text: free."""
 
@@ -74,8 +97,7 @@ class ResponseRequest(Sampling):
 
     model: ModelName | None = None
     input: (
-        str
-        | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+        str | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     )
     instructions: str | None = None
     previous_response_id: ResponseId | None = None
@@ -90,35 +112,21 @@ class ResponseRequest(Sampling):
     text: TextOptions | None = None
     truncation: Literal["disabled"] | None = None
     include: list[Includable] | None = Field(default=None, max_length=16)
-    # Only what comes to nothing; see below.
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    top_logprobs: int | None = None
+    service_tier: Label | None = None
+    # Only what comes to nothing:
+    tools: Nothing = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    top_logprobs: Nothing = None
     reasoning: dict[str, Any] | None = None
-    conversation: Any = None
-    prompt: Any = None
+    conversation: Nothing = None
+    prompt: Nothing = None
     # No effect on the answer:
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    service_tier: Label | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-
-    @field_validator("tools", "top_logprobs", "conversation", "prompt")
-    @classmethod
-    def _not_yet(cls, value: object) -> object:
-        if value:
-            raise ValueError("not supported yet; leave it out")
-        return value
-
-    @field_validator("tool_choice")
-    @classmethod
-    def _no_tool(cls, value: object) -> object:
-        if value not in (None, "auto", "none"):
-            raise ValueError("there are no tools; leave it out")
-        return value
 
     @field_validator("reasoning")
     @classmethod

@@ -7,6 +7,7 @@ ignored in silence but what has no effect on the answer.
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from millstream.shared.errors import InvalidRequest
+from millstream.shared.schemas import to_json
 
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
@@ -78,7 +80,7 @@ class ObservedSampling(Sampling):
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and not info.data.get("logprobs"):
+        if value and not info.data.get("logprobs"):
             raise ValueError("needs logprobs: true")
         return value
 
@@ -86,6 +88,28 @@ class ObservedSampling(Sampling):
     def alternatives(self) -> int | None:
         """How many alternatives to tell with each token's log probability; None: neither."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def _nothing(value: object) -> object:
+    if value:
+        raise ValueError("not supported yet; leave it out")
+    return value
+
+
+Nothing = Annotated[Any, AfterValidator(_nothing)]
+"""What cannot be had: nulls, zeros and empty lists do not ask for it."""
+
+
+def only(*defaults: object) -> AfterValidator:
+    """A check that lets through what is so without being asked for, and names it."""
+
+    def check(value: object) -> object:
+        if value is not None and value not in defaults:
+            known = " and ".join(to_json(default).decode() for default in defaults)
+            raise ValueError(f"only {known} can be had so far")
+        return value
+
+    return AfterValidator(check)
 
 
 class TextPart(Body):
@@ -105,7 +129,12 @@ class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Parts | None = None
     name: str | None = Field(default=None, max_length=64)
-    refusal: None = None
+    # What clients keep of an answer, and give back with it: nothing, here.
+    refusal: Nothing = None
+    annotations: Nothing = None
+    audio: Nothing = None
+    function_call: Nothing = None
+    tool_calls: Nothing = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "ChatMessage":
@@ -143,21 +172,27 @@ class ChatCompletionRequest(ObservedSampling):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    response_format: dict[str, Any] | None = None
+    service_tier: str | None = None
+    # Only what comes to nothing:
+    response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
+    tools: Nothing = None
+    functions: Nothing = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[list[str] | None, only(["text"])] = None
+    audio: Nothing = None
+    prediction: Nothing = None
+    web_search_options: None = None
+    reasoning_effort: Annotated[str | None, only("none")] = None
+    verbosity: Annotated[str | None, only("medium")] = None
     # No effect on the answer:
+    parallel_tool_calls: bool | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-    @field_validator("response_format")
-    @classmethod
-    def _text_only(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value not in (None, {"type": "text"}):
-            raise ValueError('only {"type": "text"} is supported so far')
-        return value
+    prompt_cache_retention: str | None = None
 
 
 class FreeForm(Sampling):

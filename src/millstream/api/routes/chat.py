@@ -1,21 +1,18 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from millstream.api.answers import streamed_answer, whole_answer
-from millstream.api.auth.dependencies import CurrentCaller
-from millstream.api.body import largest_body, read_body
 from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.chat import ChatChoice, ChatChunks, chat_completion
 from millstream.api.openai.schemas import ChatCompletionRequest
-from millstream.api.pod import CurrentPod
+from millstream.api.routes.asked import Asked
 from millstream.api.routes.openapi import json_body
-from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import InvalidRequest
 
 router = APIRouter(tags=["openai"])
@@ -26,29 +23,18 @@ router = APIRouter(tags=["openai"])
     response_model=None,
     openapi_extra=json_body(ChatCompletionRequest),
 )
-async def create_chat_completion(
-    request: Request,
-    pod: CurrentPod,
-    caller: CurrentCaller,
-    slot: StreamSlot,
-) -> Response:
+async def create_chat_completion(asked: Annotated[Asked, Depends()]) -> Response:
     """An answer to a conversation, whole or as a stream."""
-    limit = largest_body(pod.settings.max_prompt_chars)
-    body, raw = await read_body(request, ChatCompletionRequest, most=limit)
+    body, raw = await asked.read(ChatCompletionRequest)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     tasks = mapping.chat_tasks(body)
-    if body.stream:
-        await slot.take()
-    key = request.headers.get("idempotency-key")
-    accepted = await pod.admission.submit(
+    accepted = await asked.submit(
         *tasks,
-        caller=caller,
-        idempotency_key=key,
         body=raw,
-        # Who sends a key means to come back for the answer: it is not bound to this connection.
-        attached=key is None,
-        priority=mapping.priority_of(body.service_tier),
+        stream=bool(body.stream),
+        key=asked.idempotency_key,
+        service_tier=body.service_tier,
     )
     task_id, model, created = accepted.task_id, accepted.model, int(time.time())
     if not body.stream:
@@ -62,7 +48,7 @@ async def create_chat_completion(
                 logprobs=body.alternatives is not None,
             )
 
-        return await whole_answer(request, pod, accepted, caller.id, completion)
+        return await whole_answer(asked.request, asked.pod, accepted, asked.caller.id, completion)
     options = body.stream_options
     chunks = ChatChunks(
         task_id,
@@ -72,4 +58,4 @@ async def create_chat_completion(
         include_usage=bool(options and options.include_usage),
     )
     choices = [ChatChoice(chunks, index, task.sampling) for index, task in enumerate(tasks)]
-    return await streamed_answer(pod, accepted, caller.id, *choices)
+    return await streamed_answer(asked.pod, accepted, asked.caller.id, *choices)

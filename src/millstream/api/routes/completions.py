@@ -1,21 +1,18 @@
 """`POST /v1/completions`."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends
 from fastapi.responses import Response
 
 from millstream.api.answers import streamed_answer, whole_answer
-from millstream.api.auth.dependencies import CurrentCaller
-from millstream.api.body import largest_body, read_body
 from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.completion_schemas import CompletionRequest
 from millstream.api.openai.completions import Completion, CompletionChoice
-from millstream.api.pod import CurrentPod
+from millstream.api.routes.asked import Asked
 from millstream.api.routes.openapi import json_body
-from millstream.api.routes.slots import StreamSlot
 
 router = APIRouter(tags=["openai"])
 
@@ -25,27 +22,17 @@ router = APIRouter(tags=["openai"])
     response_model=None,
     openapi_extra=json_body(CompletionRequest),
 )
-async def create_completion(
-    request: Request,
-    pod: CurrentPod,
-    caller: CurrentCaller,
-    slot: StreamSlot,
-) -> Response:
+async def create_completion(asked: Annotated[Asked, Depends()]) -> Response:
     """How texts go on, whole or as a stream."""
-    limit = largest_body(pod.settings.max_prompt_chars)
-    body, raw = await read_body(request, CompletionRequest, most=limit)
+    body, raw = await asked.read(CompletionRequest)
     body.check_together()
     tasks = mapping.completion_tasks(body)
-    if body.stream:
-        await slot.take()
-    key = request.headers.get("idempotency-key")
-    accepted = await pod.admission.submit(
+    accepted = await asked.submit(
         *tasks,
-        caller=caller,
-        idempotency_key=key,
         body=raw,
-        # Who sends a key means to come back for the answer: it is not bound to this connection.
-        attached=key is None,
+        stream=bool(body.stream),
+        key=asked.idempotency_key,
+        service_tier=body.service_tier,
     )
     options, sampling = body.stream_options, tasks[0].sampling
     completion = Completion(
@@ -61,6 +48,6 @@ async def create_completion(
         def whole(*choices: Told) -> dict[str, Any]:
             return completion.whole(choices, sampling)
 
-        return await whole_answer(request, pod, accepted, caller.id, whole)
+        return await whole_answer(asked.request, asked.pod, accepted, asked.caller.id, whole)
     choices = [CompletionChoice(completion, index, sampling) for index in range(len(tasks))]
-    return await streamed_answer(pod, accepted, caller.id, *choices)
+    return await streamed_answer(asked.pod, accepted, asked.caller.id, *choices)

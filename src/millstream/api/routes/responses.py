@@ -1,27 +1,33 @@
 """`/v1/responses`: OpenAI's Responses, made to be left and come back to where they are stored."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api import responses as stored_responses
 from millstream.api.admission import Accepted
 from millstream.api.answers import followed_answer, streamed_answer, whole_answer
 from millstream.api.auth.dependencies import CurrentCaller
-from millstream.api.body import largest_body, read_body, read_query
+from millstream.api.body import read_query
 from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.response_events import Numbering, ResponseFrames
 from millstream.api.openai.response_object import response_object
-from millstream.api.openai.response_request import items_page, messages_of, options_of
+from millstream.api.openai.response_request import (
+    items_page,
+    messages_of,
+    options_of,
+    references_of,
+)
 from millstream.api.openai.response_schemas import (
     InputItemsQuery,
     ResponseRequest,
     RetrieveQuery,
 )
 from millstream.api.pod import CurrentPod
+from millstream.api.routes.asked import Asked
 from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
@@ -32,12 +38,10 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post("/v1/responses", response_model=None, openapi_extra=json_body(ResponseRequest))
-async def create_response(
-    request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
-) -> Response:
+async def create_response(asked: Annotated[Asked, Depends()]) -> Response:
     """An answer, whole, as a stream, or in the background."""
-    limit = largest_body(pod.settings.max_prompt_chars)
-    body, raw = await read_body(request, ResponseRequest, most=limit)
+    pod, caller = asked.pod, asked.caller
+    body, raw = await asked.read(ResponseRequest)
     options = options_of(body, int(time.time()))
     if options.background and not options.store:
         raise InvalidRequest("background needs store: true.", param="background")
@@ -46,41 +50,39 @@ async def create_response(
     earlier: tuple[Message, ...] = ()
     if body.previous_response_id is not None:
         earlier = await stored_responses.turns_before(pod, body.previous_response_id, caller.id)
-    asked = TaskRequest(
+    items = await stored_responses.items(pod, references_of(body), caller.id)
+    task = TaskRequest(
         body.model or "",
-        messages_of(body, earlier),
+        messages_of(body, earlier, items),
         sampling=mapping.sampling_of(body, body.max_output_tokens),
         response=options,
     )
-    if body.stream:
-        await slot.take()
-    key = request.headers.get("idempotency-key")
-    accepted = await pod.admission.submit(
-        asked,
-        caller=caller,
-        idempotency_key=key,
+    accepted = await asked.submit(
+        task,
         body=raw,
-        # Who sends a key means to come back for the answer, as does who lets it run on its own.
-        attached=key is None and not options.background,
+        stream=bool(body.stream),
+        key=asked.idempotency_key,
+        lasting=options.background,
+        service_tier=body.service_tier,
     )
     task_id = accepted.task_id
-    (asked,) = accepted.requests
+    (task,) = accepted.requests
     if accepted.known:
-        asked = await stored_responses.request_of(pod, task_id, caller.id)
+        task = await stored_responses.request_of(pod, task_id, caller.id)
     if options.background and not body.stream:
-        answer = await stored_responses.as_it_stands(pod, task_id, asked, caller.id)
+        answer = await stored_responses.as_it_stands(pod, task_id, task, caller.id)
         return JSONResponse(answer, headers=accepted.headers)
     if body.stream:
-        frames = ResponseFrames(task_id, asked)
+        frames = ResponseFrames(task_id, task)
         if options.background:
             return followed_answer(pod, accepted, caller.id, frames)
         return await streamed_answer(pod, accepted, caller.id, frames)
 
     def completed(told: Told) -> dict[str, Any]:
         state = TaskState.COMPLETED
-        return response_object(task_id, asked, state=state, text=told.text, last=told.end)
+        return response_object(task_id, task, state=state, text=told.text, last=told.end)
 
-    return await whole_answer(request, pod, accepted, caller.id, completed)
+    return await whole_answer(asked.request, pod, accepted, caller.id, completed)
 
 
 @router.get(

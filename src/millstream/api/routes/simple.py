@@ -9,12 +9,12 @@ from fastapi.responses import Response
 from millstream.api.admission import Accepted
 from millstream.api.answers import followed_answer, streamed_answer, whole_answer
 from millstream.api.auth.dependencies import CurrentCaller
-from millstream.api.body import largest_body, read_body, read_query
+from millstream.api.body import read_query
 from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.pod import CurrentPod
+from millstream.api.routes.asked import Asked
 from millstream.api.routes.openapi import json_body, query_parameters
-from millstream.api.routes.slots import StreamSlot
 from millstream.api.simple.frames import SimpleFrames, parse_event_id
 from millstream.api.simple.schemas import SimpleBody, SimpleQuery
 from millstream.shared.errors import InvalidRequest
@@ -27,17 +27,13 @@ _QUERY = query_parameters(SimpleQuery)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request and what it is answered with."""
+class SimplyAsked(Asked):
+    """A request that may be of a reader who comes back."""
 
-    request: Request
-    pod: CurrentPod
-    caller: CurrentCaller
-    slot: StreamSlot
     last_event_id: Annotated[str | None, Header()] = None
 
 
-AskedHere = Annotated[Asked, Depends()]
+AskedHere = Annotated[SimplyAsked, Depends()]
 
 
 @router.post("/chat", response_model=None, openapi_extra=_BODY)
@@ -77,21 +73,19 @@ async def stop_generation(task_id: str, pod: CurrentPod, caller: CurrentCaller) 
     return {"task_id": task_id, "status": state, "usage": usage.to_dict()}
 
 
-async def _answer(asked: Asked, *, chat: bool, stream: bool, always: bool = False) -> Response:
+async def _answer(
+    asked: SimplyAsked, *, chat: bool, stream: bool, always: bool = False
+) -> Response:
     pod, caller = asked.pod, asked.caller
-    limit = largest_body(pod.settings.max_prompt_chars)
-    body, raw = await read_body(asked.request, SimpleBody, most=limit)
+    body, raw = await asked.read(SimpleBody)
     body.require_one_input()
     if always and body.stream is False:
         raise InvalidRequest("This path always streams; use /generate.", param="stream")
     stream = stream if body.stream is None else body.stream
     if stream and asked.last_event_id:  # a library that repeats its POST after a cut
         return await _resume(asked, asked.last_event_id)
-    key = asked.request.headers.get("idempotency-key")
-    messages = mapping.messages_of(body.messages or ())
-    if stream:
-        await asked.slot.take()
-    accepted = await _submit(asked, body, messages, chat=chat, key=key, raw=raw)
+    key, messages = asked.idempotency_key, mapping.messages_of(body.messages or ())
+    accepted = await _submit(asked, body, messages, chat=chat, stream=stream, key=key, raw=raw)
     if stream:
         return await streamed_answer(pod, accepted, caller.id, SimpleFrames(accepted.task_id))
 
@@ -106,13 +100,13 @@ async def _answer(asked: Asked, *, chat: bool, stream: bool, always: bool = Fals
     return await whole_answer(asked.request, pod, accepted, caller.id, whole)
 
 
-async def _event_source(asked: Asked, *, chat: bool) -> Response:
+async def _event_source(asked: SimplyAsked, *, chat: bool) -> Response:
     _require_script(asked.request)
     if asked.last_event_id:
         return await _resume(asked, asked.last_event_id)
     query, raw = read_query(asked.request, SimpleQuery), asked.request.scope["query_string"]
-    await asked.slot.take()
-    accepted = await _submit(asked, query, chat=chat, key=query.idempotency_key, raw=raw)
+    key = query.idempotency_key
+    accepted = await _submit(asked, query, chat=chat, stream=True, key=key, raw=raw)
     frames = SimpleFrames(accepted.task_id, resumable=True)
     return await streamed_answer(asked.pod, accepted, asked.caller.id, frames)
 
@@ -135,7 +129,7 @@ def _require_script(request: Request) -> None:
         )
 
 
-async def _resume(asked: Asked, last_event_id: str) -> Response:
+async def _resume(asked: SimplyAsked, last_event_id: str) -> Response:
     task_id, after = parse_event_id(last_event_id)
     page = await asked.pod.relay.resumable(task_id, asked.caller.id, after=after)
     if page is None:
@@ -148,11 +142,12 @@ async def _resume(asked: Asked, last_event_id: str) -> Response:
 
 
 async def _submit(
-    asked: Asked,
+    asked: SimplyAsked,
     body: SimpleBody | SimpleQuery,
     messages: tuple[Message, ...] = (),
     *,
     chat: bool,
+    stream: bool,
     key: str | None,
     raw: bytes,
 ) -> Accepted:
@@ -160,13 +155,8 @@ async def _submit(
     if chat and prompt is not None:
         messages, prompt = (Message("user", prompt),), None
     try:
-        return await asked.pod.admission.submit(
-            TaskRequest(body.model or "", messages, prompt, sampling),
-            caller=asked.caller,
-            idempotency_key=key,
-            body=raw,
-            attached=key is None,
-        )
+        task = TaskRequest(body.model or "", messages, prompt, sampling)
+        return await asked.submit(task, body=raw, stream=stream, key=key)
     except InvalidRequest as error:  # by the names it has here
         if error.param == "max_tokens":
             error.param = "max_new_tokens"

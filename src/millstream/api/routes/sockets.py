@@ -62,7 +62,10 @@ async def chat(
             raise InvalidRequest("A WebSocket carries one choice.", param="n")
         await slot.take()
         accepted = await pod.admission.submit(
-            *mapping.chat_tasks(body), caller=caller, attached=True
+            *mapping.chat_tasks(body),
+            caller=caller,
+            attached=True,
+            priority=mapping.priority_of(body.service_tier),
         )
         await socket.send("task", {"task_id": accepted.task_id, "model": accepted.model})
         ended = await socket.follow(accepted.task_id, after=0)
