@@ -33,6 +33,7 @@ from millstream.api.routes import (
 from millstream.api.routes.openapi import describe
 from millstream.api.security_headers import SecurityHeaders
 from millstream.shared.content_filter import open_filters
+from millstream.shared.log import name_process
 from millstream.shared.settings import Settings
 
 EXPOSED_HEADERS = ["x-task-id", "retry-after", "location", *RATE_HEADERS]
@@ -56,6 +57,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with open_pod(settings, authenticator, filters) as pod:
+            name_process(pod_id=pod.id)
             app.state.pod = pod
             app.state.metrics = PodMetrics(pod, counts)
             yield

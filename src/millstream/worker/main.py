@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from millstream.shared.log import set_up_logging
+from millstream.shared.log import name_process, set_up_logging
 from millstream.shared.settings import Settings
 from millstream.worker.shutdown import Shutdown
 from millstream.worker.worker import Worker
@@ -21,7 +21,9 @@ def run(settings: Settings) -> int:
     async def main() -> int:
         shutdown = Shutdown()
         shutdown.install()
-        code = await Worker(settings, shutdown).run()
+        worker = Worker(settings, shutdown)
+        name_process(worker_id=worker.id)
+        code = await worker.run()
         # A hung engine thread, or a model still loading, must not keep the process alive: leaving
         # asyncio.run would wait for its threads.
         sys.stdout.flush()

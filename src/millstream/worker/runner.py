@@ -87,6 +87,9 @@ class Runner:
             return
         self._jobs[request_id] = job
         self._metrics.claimed(job)
+        if job.attempt > 1:
+            where = {"task_id": job.task_id, "attempt": job.attempt}
+            logger.info("took over a task after %d tokens", job.inherited, extra=where)
         task = asyncio.create_task(self._begin(job), name=f"begin {request_id}")
         self._starting[request_id] = task
         task.add_done_callback(lambda _: self._starting.pop(request_id, None))

@@ -295,7 +295,10 @@ class Worker:
     def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
         for job, answer in lost:
             known = self._runner and self._runner.find(job.task_id, job.attempt)
-            self._stale_refused += known is not None and answer == STALE  # once a job
+            if known is not None and answer == STALE:  # once a job
+                self._stale_refused += 1
+                where = {"task_id": job.task_id, "attempt": job.attempt}
+                logger.warning("a task has moved on to another worker", extra=where)
             self._drop(job)
 
     def _ended(self, job: Job) -> None:

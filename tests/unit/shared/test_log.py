@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from millstream.api.auth.key_file import new_key
-from millstream.shared.log import JsonFormatter, TextFormatter, hide_secrets
+from millstream.shared.log import Flood, JsonFormatter, TextFormatter, hide_secrets
 
 JWT = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJzdWIiOiJhbm4ifQ.c2lnbmF0dXJl"
 
@@ -43,3 +43,29 @@ def test_a_key_and_a_traceback() -> None:
         assert key not in text
         assert "ValueError: bad header: Bearer ***" in text
     assert json.loads(JsonFormatter().format(record))["message"] == "url ?key=***"
+
+
+def line_at(created: float, text: str = "bug in %s") -> logging.LogRecord:
+    record = logging.LogRecord("x", 40, "f", 1, text, (created,), None)
+    record.created = created
+    return record
+
+
+def test_a_flood_is_held_back_and_counted() -> None:
+    flood = Flood()
+    passed = [flood.filter(line_at(100 + n / 1000)) for n in range(500)]
+    assert passed == [True] * 10 + [False] * 490
+    assert flood.filter(line_at(100.5, "another fault"))
+    after = line_at(101.0)
+    assert flood.filter(after)
+    assert json.loads(JsonFormatter().format(after))["suppressed"] == 490
+    assert TextFormatter().format(after).endswith("(490 more like this were not written)")
+    again = line_at(102.0)
+    assert flood.filter(again)
+    assert "suppressed" not in json.loads(JsonFormatter().format(again))
+
+
+def test_kinds_without_end_are_forgotten() -> None:
+    flood = Flood()
+    assert all(flood.filter(line_at(100, f"filled in {n}")) for n in range(1000))
+    assert len(flood._kinds) <= Flood.MOST_KINDS
