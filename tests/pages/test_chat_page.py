@@ -25,7 +25,7 @@ def f(x):
 |---|---|
 | 1 | 2 |
 
-It costs $5 and $6."""
+It costs $5 and $6, says my_price_of(a__b__c) and _not_ d_e."""
 
 
 async def test_an_answer_is_drawn_from_its_markdown(chat: ChatPage) -> None:
@@ -38,7 +38,10 @@ async def test_an_answer_is_drawn_from_its_markdown(chat: ChatPage) -> None:
     await expect(answer.locator("ol > li")).to_have_text(["one", "two"])
     await expect(answer.locator("pre code")).to_have_text("def f(x):\n    return x < 1")
     await expect(answer.locator("td")).to_have_text(["1", "2"])
-    await expect(answer.locator("p").last).to_have_text("It costs $5 and $6.")
+    await expect(answer.locator("p").last).to_have_text(
+        "It costs $5 and $6, says my_price_of(a__b__c) and not d_e."
+    )
+    await expect(answer.locator("em")).to_have_text(["not"])
     turn = (await chat.stored())[-1]
     assert turn["content"] == MARKDOWN  # exactly, whatever it looks like
     assert turn["state"] == "completed"

@@ -31,7 +31,7 @@ MOST_BYTES = 200_000
 ANSWER_S = 240
 
 CAPITAL = "What is the capital of France?"
-CODE = "Write a Python function that returns the larger of two numbers."
+CODE = "Write a Python function that adds two numbers."
 STORY = "Write a story about a miller and a river."
 SETTINGS = {"engine": "transformers", "max_concurrent": 8, "lease_s": 8, "keepalive_s": 0.5}
 

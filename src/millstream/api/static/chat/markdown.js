@@ -19,6 +19,8 @@ const TAGS = {
   [Token.Link]: "a", [Token.Raw_URL]: "a", [Token.List_Unordered]: "ul", [Token.List_Ordered]: "ol",
   [Token.List_Item]: "li", [Token.Equation_Block]: "span", [Token.Equation_Inline]: "span",
 };
+// Within a word they are letters of a name, as in CommonMark; the parser takes them for emphasis.
+const UNDERSCORES = { [Token.Italic_Und]: "_", [Token.Strong_Und]: "__" };
 const DELIMITERS = { [Token.Equation_Block]: "$$", [Token.Equation_Inline]: "$" };
 
 /** Draws markdown into `root` piece by piece. */
@@ -61,6 +63,11 @@ export class Markdown {
 
   open(type) {
     if (type === Token.Document) return;
+    if (UNDERSCORES[type] && /[\p{L}\p{N}]$/u.test(this.top.element.lastChild?.data ?? "")) {
+      this.text(UNDERSCORES[type]);
+      this.nodes.push({ element: this.top.element, name: UNDERSCORES[type] });
+      return;
+    }
     this.nodes.push({ element: this.make(type), type });
     if (DELIMITERS[type]) this.top.element.append(DELIMITERS[type]);
   }
@@ -101,7 +108,8 @@ export class Markdown {
   }
 
   close() {
-    const { element, type } = this.nodes.pop();
+    const { element, type, name } = this.nodes.pop();
+    if (name && this.parser.pending.startsWith("_")) this.text(name); // else the paragraph ended first
     if (DELIMITERS[type]) element.append(DELIMITERS[type]);
   }
 
