@@ -31,7 +31,7 @@ KEYS = f"ann:{ANN},bob:{BOB},admin:{ADMIN}"
 
 OPEN = {
     "/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json",
-    "/", "/fleet", "/static",
+    "/", "/fleet", "/static", "/metrics",
 }  # fmt: skip
 """Paths without anything of anyone's."""
 OTHERS = {
