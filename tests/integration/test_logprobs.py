@@ -160,7 +160,7 @@ async def test_early_stop_goes_by_the_mean_of_the_last_tokens(http: httpx.AsyncC
 async def test_what_cannot_be_served_is_named(http: httpx.AsyncClient) -> None:
     cases = [
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
