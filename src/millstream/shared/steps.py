@@ -78,6 +78,8 @@ class Claim:
     priority: Priority = Priority.INTERACTIVE
     handed_over: bool = False
     """Its last worker let it go, in a drain."""
+    predecessor: str = ""
+    """The worker that had it before, in a takeover or handover."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Claim":
@@ -91,6 +93,7 @@ class Claim:
             age_s=row[5] / 1000,
             priority=Priority(row[6].decode()),
             handed_over=row[7] == 1,
+            predecessor=row[8].decode(),
         )
 
 

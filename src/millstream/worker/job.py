@@ -53,8 +53,11 @@ class Job:
         self.priority = claim.priority
         self.handed_over = claim.handed_over
         """Its last worker let it go, in a drain."""
+        self.predecessor = claim.predecessor
+        self.first_token_at = 0.0
+        """When this attempt's first token came, by the monotonic clock; 0: none has."""
         self.token_at = 0.0
-        """When this attempt's last token came, by the monotonic clock; 0: none has."""
+        """When its last one came."""
         self.prompt_tokens = 0
         self._suspect = claim.suspect
         self._inherited = len(claim.log)

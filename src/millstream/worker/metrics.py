@@ -79,6 +79,7 @@ class WorkerMetrics:
         elif last:
             self.between_tokens.add((now - last) / tokens, tokens)
         else:
+            job.first_token_at = now
             self.prefill.add(now - job.claimed_at)
             if not job.inherited:
                 self.first_token.add(job.age_s + now - job.claimed_at)

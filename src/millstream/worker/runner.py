@@ -16,6 +16,7 @@ from millstream.worker.engines.base import Engine, StepOutput
 from millstream.worker.job import Job, Limits
 from millstream.worker.logprobs import LogprobWriter
 from millstream.worker.metrics import WorkerMetrics
+from millstream.worker.traces import AttemptTraces
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Runner:
         limits: What bounds every generation.
         filters: What looks at prompts and answers. Pods have looked at prompts that are text.
         metrics: Told of what jobs do.
+        traces: Told of what begins.
         on_unwritten: Told of a job whose log lacks something.
         on_engine_error: Told of a job whose generation the engine gave up, and why.
         on_room: Told whenever a job has left.
@@ -39,6 +41,7 @@ class Runner:
         limits: Limits,
         filters: Filters,
         metrics: WorkerMetrics,
+        traces: AttemptTraces,
         *,
         on_unwritten: Callable[[Job], None],
         on_engine_error: Callable[[Job, str], None],
@@ -48,6 +51,7 @@ class Runner:
         self._limits = limits
         self._filters = filters
         self._metrics = metrics
+        self._traces = traces
         self._on_unwritten = on_unwritten
         self._on_engine_error = on_engine_error
         self._on_room = on_room
@@ -87,6 +91,7 @@ class Runner:
             return
         self._jobs[request_id] = job
         self._metrics.claimed(job)
+        self._traces.claimed(job)
         if job.attempt > 1:
             where = {"task_id": job.task_id, "attempt": job.attempt}
             logger.info("took over a task after %d tokens", job.inherited, extra=where)

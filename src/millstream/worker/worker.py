@@ -20,6 +20,7 @@ from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
 from millstream.shared.steps import STALE
 from millstream.shared.subscription import Subscription
+from millstream.shared.tracing import open_tracing
 from millstream.worker.consumer import Consumer
 from millstream.worker.control import control_subscription
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
@@ -31,6 +32,7 @@ from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
 from millstream.worker.shutdown import Shutdown
 from millstream.worker.stopped import Stop, Stopped
+from millstream.worker.traces import AttemptTraces
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ class Worker:
             ),
         )
         self.metrics = WorkerMetrics()
+        self._traces = AttemptTraces(None, self.id)
         self._calls = CallStats()
         self._lag = LoopLag()
         self._controls: list[Subscription] = []
@@ -87,6 +90,8 @@ class Worker:
             PortTaken: another program has the port of the metrics.
         """
         async with AsyncExitStack() as stack:
+            tracing = await stack.enter_async_context(open_tracing("worker", self.id))
+            self._traces = AttemptTraces(tracing, self.id)
             if self._settings.metrics_port:
                 await self._serve_metrics(stack)
             checking = asyncio.create_task(until_welcome(self._settings), name="check redis")
@@ -173,6 +178,7 @@ class Worker:
             Limits(info.context_length, settings.max_tokens_limit),
             self._filters,
             self.metrics,
+            self._traces,
             on_unwritten=lambda job: publishers[job.shard].mark(job),
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),
@@ -268,6 +274,8 @@ class Worker:
                     tasks=[(job.task_id, job.attempt) for job in jobs],
                 )
                 self.metrics.handed_over += len(jobs)
+                for job in jobs:
+                    self._traces.ended(job, "handed_over")
                 return
             except RedisError:
                 await asyncio.sleep(delay)  # the drain's own time limit ends this
@@ -303,9 +311,11 @@ class Worker:
 
     def _ended(self, job: Job) -> None:
         self.metrics.finished(job)
+        self._traces.ended(job, job.outcome)
         self._drop(job)
 
     def _drop(self, job: Job) -> None:
+        self._traces.ended(job, "left")
         if self._runner is not None:
             self._runner.drop(job)
         if self._stopped is not None:
