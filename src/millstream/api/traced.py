@@ -1,4 +1,4 @@
-"""The span of a request that makes tasks, from its head to the last byte of its answer."""
+"""The span of a request that makes tasks: until its answer is whole or, as a stream, has begun."""
 
 import time
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class RequestTrace:
         self._span.set_attribute("millstream.task.ids", tuple(task_ids))
 
     def end(self) -> None:
-        """The answer is over, whole or not."""
+        """The request is answered; a stream goes on without us (ADR 26)."""
         if self._span is None:
             return
         if self.status is not None:

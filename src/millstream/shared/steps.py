@@ -79,7 +79,7 @@ class Claim:
     handed_over: bool = False
     """Its last worker let it go, in a drain."""
     predecessor: str = ""
-    """The worker that had it before, in a takeover or handover."""
+    """The worker that was lost with it; '' if none was."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Claim":

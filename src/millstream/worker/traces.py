@@ -48,7 +48,7 @@ class AttemptTraces:
             self._tracing.begin(
                 "queue", "internal", parent=parent, attributes=of_queue, start_ns=waited
             ).end(now)
-        elif job.predecessor and not job.handed_over:
+        elif job.predecessor:
             of_lost = of_task | {
                 "millstream.worker.id": job.predecessor,
                 "millstream.attempt.number": job.attempt - 1,

@@ -8,7 +8,7 @@
 -- A worker that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
 -- -> {rows, waiting}; row: {id, attempt, request, log entries, suspect (0|1), age in ms, class,
---    handed over (0|1), the worker that had it before}
+--    handed over (0|1), the worker lost with it or ''}
 -- A task that one more loss without progress would end is a suspect until it makes progress. A
 -- worker runs one suspect at a time, so that a poison task ends itself and not those it met.
 local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
@@ -29,7 +29,7 @@ local function drop(entry)
   redis.call('XDEL', queue, entry)
 end
 
-local function give(id, task, before)
+local function give(id, task, lost)
   if not task.deadline then set_deadline(id, task.created + max_task_ms) end
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   local log = {}
@@ -42,7 +42,7 @@ local function give(id, task, before)
     id, tonumber(task.attempt), task.request, log,
     (tonumber(task.lost or 0) >= max_attempts - 1 and task.lost_seq == task.seq) and 1 or 0,
     now - tonumber(task.created or now), class_of(task.priority), task.released == '1' and 1 or 0,
-    before or '',
+    lost or '',
   }
 end
 
