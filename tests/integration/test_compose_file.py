@@ -17,6 +17,7 @@ SETTINGS = {PREFIX + name.upper() for name in Settings.model_fields} - CLIENTS
 OF_PODS_ALONE = {PREFIX + "PORT", PREFIX + "ALLOW_ANONYMOUS"} | {
     name for name in SETTINGS if name.startswith((PREFIX + "API_KEYS", PREFIX + "JWT_"))
 }
+OF_OTHERS = {"OTEL_EXPORTER_OTLP_ENDPOINT"}  # OpenTelemetry reads it by itself
 OURS = ("api", "worker", "worker-gpu")
 NGINX_CONF = (ROOT / "deploy/nginx.conf").read_text()
 
@@ -33,8 +34,8 @@ def test_only_settings_that_exist_are_passed_on() -> None:
     for name in OURS:
         passed = {key for key in services[name]["environment"] if key.startswith(PREFIX)}
         assert passed <= SETTINGS, name
-    assert set(services["api"]["environment"]) == SETTINGS
-    assert set(services["worker"]["environment"]) == SETTINGS - OF_PODS_ALONE
+    assert set(services["api"]["environment"]) == SETTINGS | OF_OTHERS
+    assert set(services["worker"]["environment"]) == (SETTINGS | OF_OTHERS) - OF_PODS_ALONE
     # `.env` is read by Compose and by a local `millstream` alike, which refuses what it knows not.
     assert {name for name in used_variables() if name.startswith(PREFIX)} <= SETTINGS
 
