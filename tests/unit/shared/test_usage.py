@@ -54,6 +54,26 @@ async def test_each_end_counts_once(bench: Bench) -> None:
     assert await used(bench) == [(3, 10, 5)]
 
 
+async def test_a_withdrawn_task_does_not_count(bench: Bench) -> None:
+    """Its caller was told 503, and sends the request again."""
+    for ended in (False, True):
+        await bench.task()
+        (claim,) = await bench.claim("w")
+        end = {"outcome": "completed", "detail": "stop"} if ended else {}
+        await bench.append(row(claim, 1, "a", "b", **end))
+        for _ in range(2):
+            await bench.scripts.delete(
+                SHARD, task_id=claim.task_id, caller="ann", result_ttl_s=10, withdraw=True
+            )
+        assert await used(bench) == [(0, 0, 0)]
+
+    await bench.task()
+    (claim,) = await bench.claim("w")
+    await bench.append(row(claim, 1, "a", outcome="completed", detail="stop"))
+    await bench.scripts.delete(SHARD, task_id=claim.task_id, caller="ann", result_ttl_s=10)
+    assert await used(bench) == [(1, 5, 1)]  # who deletes an answer has had it
+
+
 async def test_a_task_that_moved_counts_once_and_one_given_up_what_it_made(bench: Bench) -> None:
     await bench.task()
     for attempt in (1, 2, 3):

@@ -2,7 +2,8 @@
 -- Forget a task: it ends, if it has not, and nothing of it is left that anybody could ask for.
 -- KEYS: task
 -- ARGV: id, caller, result_ttl_s, withdraw (0|1)
---       withdraw: its submit had no answer, and may be on its way yet: a tomb refuses it
+--       withdraw: its submit had no answer, and may be on its way yet: a tomb refuses it; whoever
+--       was told 503 does not pay for it
 -- -> 'deleted' | 'unknown'
 local id = ARGV[1]
 local task = read_task(id)
@@ -13,6 +14,7 @@ if not task.state or task.caller ~= ARGV[2] then return 'unknown' end
 if task.state == 'queued' or task.state == 'running' then
   cancel(id, task, tonumber(ARGV[3])) -- whoever reads it live sees it end
 end
+if ARGV[4] == '1' then count_usage(task, tonumber(task.finished or now_ms()), -1) end
 redis.call('DEL', task_key(id), log_key(id))
 if ARGV[4] == '0' then redis.call('DEL', tomb_key(id)) end
 return 'deleted'

@@ -92,18 +92,19 @@ local USAGE_TTL_S = 40 * 86400 -- a month's can be read for some days after its 
 local DAY_MS = 86400000
 local SETTLE_TTL_S = 120 -- twice the minute in which it matters
 
--- Count an ended task for its caller. A task ends once, and what Redis loses of this it loses of the
--- end as well, for it is written in the same step: so each task is counted once.
-local function count_usage(task, now)
-  local caller, day = task.caller or '', math.floor(now / DAY_MS)
+-- Count a task that ended then for its caller; `times` is 1, or -1 to take that back. A task ends
+-- once, and what Redis loses of this it loses of the end as well, for it is written in the same step:
+-- so each is counted once.
+local function count_usage(task, ended, times)
+  local caller, day = task.caller or '', math.floor(ended / DAY_MS)
   local used, callers = usage_key(caller, day), callers_key(day)
-  redis.call('HINCRBY', used, 'tasks ' .. task.model, 1)
-  redis.call('HINCRBY', used, 'prompt_tokens ' .. task.model, int(task.prompt_tokens or 0))
-  redis.call('HINCRBY', used, 'completion_tokens ' .. task.model, int(task.tokens or 0))
+  redis.call('HINCRBY', used, 'tasks ' .. task.model, times)
+  redis.call('HINCRBY', used, 'prompt_tokens ' .. task.model, int(times * (task.prompt_tokens or 0)))
+  redis.call('HINCRBY', used, 'completion_tokens ' .. task.model, int(times * (task.tokens or 0)))
   redis.call('EXPIRE', used, USAGE_TTL_S)
   redis.call('SADD', callers, caller)
   redis.call('EXPIRE', callers, USAGE_TTL_S)
-  if (task.reserved or '') ~= '' then -- settled when the caller asks next
+  if times == 1 and (task.reserved or '') ~= '' then -- settled when the caller asks next
     local ended = ended_key(caller)
     redis.call('HSET', ended, task.reserved,
       int(task.prompt_tokens or 0) .. ':' .. int(task.tokens or 0))
@@ -143,7 +144,7 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
   redis.call('EXPIRE', log_key(id), result_ttl_s)
   redis.call('SET', tomb_key(id), task.caller or '', 'EX', int(result_ttl_s + TOMB_EXTRA_S))
   if task.started then measured(task, now) end
-  count_usage(task, now)
+  count_usage(task, now, 1)
   post(task.followers, {id, tonumber(seq), kind, '', data})
   return seq, data
 end
