@@ -15,6 +15,7 @@ from millstream.shared.settings import PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+SETTINGS = ROOT / "docs" / "settings.md"
 SOURCE = ROOT / "src" / "millstream"
 ADDRESS = "http://localhost:8000"
 
@@ -109,7 +110,7 @@ def _job(file: Path) -> str:
 
 def parts() -> Iterator[tuple[Path, str, Callable[[], str]]]:
     """All that is written from the code: in which file, under which name, and what."""
-    yield README, "settings", settings_table
+    yield SETTINGS, "settings", settings_table
     for folder in source_folders():
         yield (
             ROOT / "docs" / "architecture.md",

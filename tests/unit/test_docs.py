@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tests.support.readme import (
     README,
     ROOT,
+    SETTINGS,
     SOURCE,
     code_spans,
     module_table,
@@ -59,7 +60,7 @@ DECISIONS = sorted((DOCS / "adr").glob("*.md"))
 
 
 def test_the_settings_are_those_of_the_code() -> None:
-    text = README.read_text("utf-8")
+    text = SETTINGS.read_text("utf-8")
     assert text == with_part(text, "settings", settings_table()), "run `make docs`"
 
 
