@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.local_fleet import LocalFleet, clean_environment, within
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 from millstream.shared.keys import Keys
@@ -45,6 +46,10 @@ async def test_a_question_from_a_pipe(fleet: LocalFleet) -> None:
     assert err == "millstream: The model 'nobody' does not exist.\n"
     code, out, err = await _run("chat", "--url", api.url)
     assert (code, err) == (1, "millstream: there is no question: stdin is empty\n")
+    url = f"http://127.0.0.1:{free_port()}"
+    code, out, err = await _run("chat", "--url", url, stdin="hi")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"millstream: nobody answers at {url}")
 
 
 async def test_an_answer_survives_worker_and_pod(fleet: LocalFleet) -> None:

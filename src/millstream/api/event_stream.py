@@ -80,6 +80,8 @@ class EventStream(EventSourceResponse):
             ping=0,
             send_timeout=send_timeout_s,
         )
+        # The server says what becomes of the connection, once.
+        del self.headers["Connection"]
         self._stream = _Stream(content, shortcuts, send_timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

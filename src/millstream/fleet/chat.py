@@ -176,6 +176,7 @@ async def ask_once(settings: Settings, conversation: Conversation, question: str
     """One question from a pipe, its answer on stdout; the exit code."""
     out = Printer(sys.stdout, sys.stderr)
     async with open_client(settings, out.note) as client:
+        await client.get("/health")  # a fleet that was never there is not waited for
         try:
             await answer(client, conversation, question, out)
         except Stopped:

@@ -397,7 +397,7 @@ def keys() -> None:
 @keys.command("add")
 @click.argument("name")
 @click.option("--model", "models", multiple=True, metavar="NAME", help="May use only this one.")
-@click.option("--admin", is_flag=True, help="May also see the fleet and its metrics.")
+@click.option("--admin", is_flag=True, help="May see and direct the fleet: /fleet, top, bench.")
 @click.option(
     "--priority",
     "priorities",

@@ -13,7 +13,8 @@ logger = logging.getLogger(__name__)
 # taken for found.
 LOOK_S = 0.1
 LONG_LOOK_S = 2.0  # for a whole prompt
-_INVISIBLE = regex.compile(r"\p{Cf}+")
+# Also what a terminal or page shows nothing of: variation selectors, fillers, control characters.
+_INVISIBLE = regex.compile(r"(?:\p{Cf}|\p{Default_Ignorable_Code_Point}|[\x00-\x08\x0e-\x1f\x7f])+")
 
 
 class PatternFilter:

@@ -1,6 +1,6 @@
 """Writes down how likely tokens were, in OpenAI's form, as the log keeps it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from millstream.shared.events import one_line
 from millstream.worker.engines.base import Tokenizer, TokenLogprobs
@@ -18,18 +18,27 @@ def rounded(logprob: float) -> float:
 
 
 class LogprobWriter:
-    """One for all tasks of a worker: it remembers the names of tokens."""
+    """One for all tasks of a worker: it remembers the names of tokens.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: The model's.
+        allows: Whether a token that did not come may be named; None: any may.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, allows: Callable[[str], bool] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._allows = allows
         self._names: dict[int, str] = {}
+        self._untold: set[int] = set()
+        """Tokens of `_names` that are not told as alternatives."""
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> str:
         """A JSON array with an object a token."""
         return f"[{','.join(map(self._write_token, token_ids, logprobs))}]"
 
     def _write_token(self, token_id: int, logprobs: TokenLogprobs) -> str:
-        top = ",".join(f"{self._alternative(*pair)}}}" for pair in logprobs.top)
+        named = [(other, f"{self._alternative(other, value)}}}") for other, value in logprobs.top]
+        top = ",".join(name for other, name in named if other not in self._untold)
         return f'{self._alternative(token_id, logprobs.logprob)},"top_logprobs":[{top}]}}'
 
     def _alternative(self, token_id: int, logprob: float) -> str:
@@ -38,7 +47,11 @@ class LogprobWriter:
         if name is None:
             if len(self._names) >= MOST_NAMES:
                 self._names.clear()
-            name = self._names[token_id] = _name(self._tokenizer.token_bytes(token_id))
+                self._untold.clear()
+            raw = self._tokenizer.token_bytes(token_id)
+            name = self._names[token_id] = _name(raw)
+            if self._allows is not None and not self._allows(raw.decode(errors="replace")):
+                self._untold.add(token_id)
         return f"{name}{rounded(logprob)!r}"
 
 

@@ -106,7 +106,9 @@ class Runner:
             if job.request_id not in self._jobs:
                 return  # dropped meanwhile
             if self._logprobs is None:
-                self._logprobs = LogprobWriter(self._engine.tokenizer)
+                look = self._filters.output
+                allows = None if look is None else look.allows
+                self._logprobs = LogprobWriter(self._engine.tokenizer, allows)
             generation = job.begin(prompt_ids, self._engine.tokenizer, self._limits, self._logprobs)
             self._metrics.began(job)
             if generation is not None:

@@ -108,6 +108,13 @@ def test_no_more_is_held_back_than_a_match_may_have() -> None:
     assert "".join(shown) == "".join(pieces)
 
 
+def test_what_shows_nothing_hides_nothing_in_a_prompt() -> None:
+    look = PatternFilter(compile_patterns(["forbidden"], []))
+    for hidden in "\u200b\u00ad\ufe0f\u034f\u115f\u3164\u17b4\x00\x08\U000e0061":
+        assert not look.allows(f"say forb{hidden}idden x"), ascii(hidden)
+    assert look.allows("forb\nidden forb idden")
+
+
 def test_an_expression_that_takes_for_ever_finds_what_it_might(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

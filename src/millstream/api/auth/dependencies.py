@@ -30,7 +30,7 @@ async def reader_of(
 async def admin_of(caller: "CurrentCaller") -> Caller:
     """A caller who may see the fleet, and lay hands on it."""
     if not caller.admin:
-        raise NotAllowed("Only an administrator's key may do this.")
+        raise NotAllowed("Only a key of `millstream keys add NAME --admin` may do this.")
     return caller
 
 

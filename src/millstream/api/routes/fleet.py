@@ -50,10 +50,14 @@ async def drain_worker(worker_id: str, pod: CurrentPod, admin: Administrator) ->
 async def unfinished_tasks(
     pod: CurrentPod, _: Administrator, model: Annotated[str, Query()] = ""
 ) -> dict[str, Any]:
-    """What runs and waits for a model, of all callers, without prompts and texts; the oldest."""
+    """What runs and waits for a model, of all callers, without prompts and texts; the oldest.
+
+    The model may be left out while the fleet serves one.
+    """
     try:
+        name = await pod.directory.resolve(model or None)
         tasks = await list_tasks(
-            pod.scripts.runner, model=model, shards=pod.settings.shards, most=MOST_LISTED
+            pod.scripts.runner, model=name, shards=pod.settings.shards, most=MOST_LISTED
         )
     except RedisError as error:
         raise unavailable(error) from error
