@@ -79,7 +79,8 @@ def _say_what_fails(path: str, operation: dict[str, Any]) -> None:
     named = set(_ERRORS)
     if "requestBody" not in operation:
         named -= _OF_BODIES
-        if "{" not in path:
+        names_model = any(item["name"] == "model" for item in operation.get("parameters", ()))
+        if "{" not in path and not names_model:
             named -= _OF_TASKS
     for status in sorted(named):
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
