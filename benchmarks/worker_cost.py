@@ -33,6 +33,7 @@ from millstream.worker.job import Job, Limits
 from millstream.worker.metrics import WorkerMetrics
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
+from millstream.worker.traces import AttemptTraces
 
 SHARD = Keys(0)
 BATCHES = 8
@@ -90,7 +91,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
 
     runner = Runner(
         NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
-        Filters(), WorkerMetrics(),
+        Filters(), WorkerMetrics(), AttemptTraces(None, "w"),
         on_unwritten=unwritten, on_engine_error=lambda job, error: None, on_room=lambda: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'

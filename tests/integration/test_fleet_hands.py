@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 from tests.support import sse
+from tests.support.faults import watch
 from tests.support.local_fleet import LEASE_S, LocalFleet, Process
 from tests.support.native import read, submit
 from tests.support.waiting import eventually
@@ -23,18 +24,14 @@ async def test_a_drained_worker_hands_over_and_ends(fleet: LocalFleet) -> None:
     async with httpx.AsyncClient(base_url=fleet.url, timeout=25) as http:
         expected = sse.native_text(await read(http, await submit(http, tokens=40, rate=40)))
         task_id = await submit(http, tokens=40, rate=40)
-        frames: list[sse.Frame] = []
-        async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
-            async for frame in sse.frames(answer.aiter_lines()):
-                if frame.event == "queued":
-                    continue
-                frames.append(frame)
-                if len(frames) == 10:
-                    owner = await fleet.owner(task_id)
-                    path = f"/fleet/workers/{await id_of(fleet, owner)}/drain"
-                    order = await http.post(path)
-                    assert order.status_code == 202, order.text
-                    assert order.json()["status"] == "ordered"
+        async with watch(http, task_id) as stream:
+            await stream.upto(10)
+            owner = await fleet.owner(task_id)
+            path = f"/fleet/workers/{await id_of(fleet, owner)}/drain"
+            order = await http.post(path)
+            assert order.status_code == 202, order.text
+            assert order.json()["status"] == "ordered"
+            frames = await stream.end()
         sse.check_native(frames)
         assert sse.native_text(frames) == expected
         assert (await http.get(f"/tasks/{task_id}")).json()["attempts"] == 2

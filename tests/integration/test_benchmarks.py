@@ -1,0 +1,37 @@
+"""Benchmarks follow the code they measure: those of `make bench-quick`, in their smallest form."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.model
+@pytest.mark.timeout(90)  # it may be the first that unpacks the bundled model
+def test_what_a_token_costs_a_worker(tmp_path: Path) -> None:
+    (row,) = figures(tmp_path, "worker_cost", "--streams", "2", "--steps", "8")
+    assert row.keys() == {"streams", "worker_us", "pipeline_us"}
+    assert row["streams"] == 2
+    assert row["worker_us"] > 0
+    assert row["pipeline_us"] > 0
+
+
+def test_what_a_token_costs_a_pod(tmp_path: Path) -> None:
+    short = ("--quick", "--no-peers", "--seconds", "0.5", "--only", "in step")
+    told = json.dumps(figures(tmp_path, "relay", *short))
+    assert "pod_us_per_token" in told
+
+
+def figures(folder: Path, name: str, *arguments: str) -> list[dict[str, float]]:
+    """What a benchmark leaves for machines."""
+    left = folder / "figures.json"
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--json", str(left)]
+    done = subprocess.run(
+        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=80
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(left.read_text("utf-8"))
