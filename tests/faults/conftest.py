@@ -52,6 +52,9 @@ async def frail(store: Store, tmp_path: Path) -> AsyncIterator[LocalFleet]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for run in _done:
+        if run.note:
+            terminalreporter.write_line(f"{run.fault}: {run.note}")
     if RUNS > 1:
         terminalreporter.section("faults")
         terminalreporter.write_line(table(save(REPORT, _done)))
