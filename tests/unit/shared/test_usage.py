@@ -3,7 +3,7 @@
 from datetime import UTC, date, datetime, timedelta
 
 import pytest
-from tests.unit.shared.test_scripts import SHARD, Bench, row
+from tests.support.script_bench import SHARD, Bench, row
 
 from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.scripts import Scripts

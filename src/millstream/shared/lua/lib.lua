@@ -1,5 +1,5 @@
 -- Shared by all scripts: put after a script's first line, before fair.lua and tasks.lua.
--- Names are spelled as in keys.py; tests/unit/shared/test_scripts.py compares them.
+-- Names are spelled as in keys.py; tests/unit/shared/scripts/test_claim.py compares them.
 local GROUP = 'workers'
 local QUEUE_TTL_S = 7 * 86400 -- a model nobody asks for any more leaves nothing behind
 local RATE_TTL_S = 86400

@@ -1,0 +1,199 @@
+"""Who gets a task, how many, and what a lost answer costs."""
+
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from tests.support.script_bench import LEASE_S, SHARD, Bench, row
+
+from millstream.shared.keys import Keys
+from millstream.shared.states import Priority
+from millstream.shared.steps import (
+    ENDED,
+    MISSING,
+)
+
+
+@pytest.mark.parametrize("state", ["queued", "running"])
+async def test_a_deleted_queue_entry_is_put_back_by_who_looks(bench: Bench, state: str) -> None:
+    task_id = await bench.task()
+    if state == "running":
+        await bench.claim("dead")
+    await bench.client.delete(SHARD.queue("m"))  # the entry, its group and its pending list
+    assert await bench.log(task_id) == []  # a reader
+    assert await bench.queue_length() == 1
+    claims = await bench.claim("w")
+    if state == "running":  # delivered, and its owner has a lease to renew it in
+        assert claims == []
+        await bench.lapse()
+        claims = await bench.claim("w")
+    (claim,) = claims
+    assert (claim.task_id, claim.attempt) == (task_id, 1 + (state == "running"))
+    assert await bench.log(task_id) == []
+    assert await bench.queue_length() == 1
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 0
+
+
+async def test_a_deleted_queue_entry_is_put_back_by_its_worker(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w")
+    ((entry, _),) = await bench.client.xrange(SHARD.queue("m"))
+    assert await bench.client.xdel(SHARD.queue("m"), entry) == 1
+    assert await bench.renew("w", claim) == 1
+    ((new, _),) = await bench.client.xrange(SHARD.queue("m"))
+    assert new != entry
+    assert await bench.claim("other") == []  # delivered to it, but not its own
+    await bench.lapse()
+    assert await bench.renew("w", claim) == 1
+    assert await bench.claim("other") == []
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 0
+    assert (await bench.client.xpending(SHARD.queue("m"), "workers"))["pending"] == 0
+
+
+async def test_a_worker_runs_one_suspect_at_a_time(bench: Bench) -> None:
+    tasks = {await bench.task() for _ in range(3)}
+    for worker in ("w1", "w2"):
+        claims = await bench.claim(worker)
+        assert [claim.suspect for claim in claims] == [False] * 3
+        await bench.lapse()
+    (first,) = await bench.claim("w3")
+    assert first.suspect
+    assert await bench.claim("w3", suspects=1) == []
+    (second,) = await bench.claim("w4")
+    # The poison takes w3 down and ends itself alone; the others go on, one after another.
+    assert await bench.append(row(second, 1, "a")) == [1]
+    await bench.lapse()
+    claims = await bench.claim("w5", sweep=True)
+    assert {claim.task_id for claim in claims} == tasks - {first.task_id}
+    assert sorted(claim.suspect for claim in claims) == [False, True]
+    assert await bench.state(first.task_id) == "failed"
+
+
+@pytest.mark.parametrize("key", ["task", "log"])
+async def test_a_task_with_an_overwritten_key_fails_alone(bench: Bench, key: str) -> None:
+    """Its error failed the call for all tasks of the worker, for ever."""
+
+    async def overwrite(task_id: str) -> None:
+        await bench.client.delete(getattr(SHARD, key)(task_id))
+        await bench.client.set(getattr(SHARD, key)(task_id), "x", ex=60)
+
+    ids = [await bench.task() for _ in range(3)]
+    first, second, third = await bench.claim("w")
+    await bench.append(row(first, 1, "a"), row(second, 1, "a"), row(third, 1, "a"))
+    await overwrite(first.task_id)
+    assert await bench.append(row(first, 2, "b"), row(second, 2, "b")) == [MISSING, 2]
+    await overwrite(second.task_id)
+    assert [await bench.renew("w", claim) for claim in (second, third)] == [ENDED, 1]
+    waiting = await bench.task()
+    await overwrite(waiting)
+    await bench.lapse()
+    assert [claim.task_id for claim in await bench.claim("other")] == [third.task_id]
+    await overwrite(third.task_id)
+    for task_id in (*ids, waiting):
+        follow = bench.scripts.follow(
+            SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=9
+        )
+        assert await follow == "unknown"
+        assert not await bench.client.exists(SHARD.task(task_id), SHARD.log(task_id))
+
+
+async def test_a_lost_answer_to_a_claim_is_recovered_under_its_attempt(bench: Bench) -> None:
+    await bench.task()
+    (lost,) = await bench.claim("w1")
+    assert await bench.claim("w1", lease_s=60) == []
+    assert await bench.claim("w1", lease_s=60, recover=True) == [lost]
+    assert await bench.claim("w2", lease_s=60, recover=True) == []
+
+
+async def test_a_group_made_anew_neither_loses_nor_repeats(bench: Bench) -> None:
+    await bench.task()
+    (running,) = await bench.claim("w1")
+    waiting = await bench.task()
+    await bench.client.xgroup_destroy(SHARD.queue("m"), "workers")
+    (claim,) = await bench.claim("w2")
+    assert claim.task_id == waiting
+    assert await bench.renew("w1", running) == 1
+    assert await bench.append(row(running, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.queue_length() == 1
+
+
+async def test_entries_of_tasks_that_expired_are_cleared(bench: Bench) -> None:
+    task_id = await bench.task()
+    await bench.client.delete(SHARD.task(task_id))
+    assert await bench.claim("w1") == []
+    assert await bench.queue_length() == 0
+
+
+async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench, pubsub: Any) -> None:
+    await pubsub.ssubscribe(SHARD.control("w1"), SHARD.control("w2"))
+    await bench.claim("w1")
+    await bench.claim("w2")
+    for _ in range(6):
+        await bench.task()
+    claims, waiting = await bench.claim_and_waiting("w1", rung=True)
+    assert (len(claims), waiting) == (3, 3)
+    claims, waiting = await bench.claim_and_waiting("w2", rung=True)
+    assert (len(claims), waiting) == (3, 0)
+    heard: list[bytes] = []
+    while len(heard) < 2:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        if message is not None:
+            heard.append(message["channel"])
+    assert {channel.decode() for channel in heard} == {SHARD.control("w1"), SHARD.control("w2")}
+    await pubsub.aclose()
+
+
+async def test_a_worker_that_merely_looks_takes_all(bench: Bench) -> None:
+    await bench.claim("frozen")
+    for _ in range(6):
+        await bench.task()
+    assert len(await bench.claim("w1")) == 6
+
+
+async def test_never_more_than_free_slots(bench: Bench) -> None:
+    for _ in range(5):
+        await bench.task()
+    first = await bench.claim("w1", free=2)
+    await bench.lapse()
+    assert len(first) == 2
+    assert len(await bench.claim("w2", free=3)) == 3
+
+
+async def test_scripts_survive_a_script_flush(bench: Bench) -> None:
+    await bench.task()
+    await bench.client.script_flush()
+    (claim,) = await bench.claim("w1")
+    await bench.client.script_flush()
+    assert await bench.append(row(claim, 1, "a")) == [1]
+
+
+async def test_a_claim_tells_how_the_task_came(bench: Bench) -> None:
+    await bench.task(priority=Priority.BATCH)
+    (claim,) = await bench.claim("w1")
+    assert (claim.priority, claim.handed_over) == (Priority.BATCH, False)
+    await bench.scripts.release(
+        SHARD, worker="w1", model="m", lease_s=LEASE_S, blame="", tasks=[(claim.task_id, 1)]
+    )
+    (again,) = await bench.claim("w2")
+    assert (again.attempt, again.priority, again.handed_over) == (2, Priority.BATCH, True)
+    await bench.lapse()
+    (third,) = await bench.claim("w3")
+    assert (third.attempt, third.handed_over) == (3, False)
+    assert [each.predecessor for each in (claim, again, third)] == ["", "", "w2"]
+
+
+async def test_names_are_spelled_as_in_python() -> None:
+    """lib.lua builds the names of keys it learns of inside a script."""
+    text = (files("millstream.shared") / "lua" / "lib.lua").read_text("utf-8")
+    shard = Keys(7)
+    for name in (
+        shard.task(""), shard.log(""), shard.tomb(""), shard.queue(""), shard.idle(""),
+        shard.rate(""), shard.dead(""), shard.pod(""), shard.control(""), shard.line(""),
+        shard.fair(""), shard.due(),
+    ):  # fmt: skip
+        assert f"tag .. '{name.removeprefix(shard.tag)}'" in text
+    for name in (shard.turns("x", "y"), shard.spent("x", "y")):
+        head = name.removeprefix(shard.tag).removesuffix("x:y")
+        assert f"tag .. '{head}' .. level .. ':' .. model" in text

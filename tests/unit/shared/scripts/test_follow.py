@@ -1,0 +1,83 @@
+"""The log, and who hears of it."""
+
+import asyncio
+from typing import Any
+
+from tests.support.script_bench import SHARD, Bench, row
+
+from millstream.shared.events import Event, decode_pod_message
+from millstream.shared.steps import (
+    ENDED,
+)
+
+
+async def test_followers_hear_each_event_once(bench: Bench, pubsub: Any) -> None:
+    await pubsub.ssubscribe(SHARD.pod("p1"))
+    ids = [await bench.task(), await bench.task()]
+    claims = await bench.claim("w1")
+    for task_id in ids:
+        for _ in range(2):  # following twice is following once
+            await bench.scripts.follow(
+                SHARD, task_id=task_id, caller="ann", pod="p1", after=0, count=1
+            )
+    await bench.append(*(row(claim, 1, "a", "é\U0001f600") for claim in claims))
+    await bench.scripts.unfollow(SHARD, pod="p1", task_ids=[ids[1]])
+    await bench.append(
+        *(row(claim, 3, "b", outcome="completed", detail="stop") for claim in claims)
+    )
+    heard: list[tuple[str, list[Event]]] = []
+    while len(heard) < 4:
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        if message is not None:
+            heard += decode_pod_message(message["data"])
+    assert sorted(
+        (task_id, [event.seq for event in events]) for task_id, events in heard
+    ) == sorted([(ids[0], [1, 2]), (ids[1], [1, 2]), (ids[0], [3]), (ids[0], [4])])
+    assert heard[0][1][1].text == "é\U0001f600"
+    await pubsub.aclose()
+
+
+async def test_a_pod_that_nobody_hears_is_struck_off(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.scripts.follow(
+        SHARD, task_id=claim.task_id, caller="ann", pod="gone", after=0, count=1
+    )
+    fields = await bench.scripts.task_fields(SHARD, claim.task_id)
+    assert fields["followers"] == "gone"
+    await bench.append(row(claim, 1, "a"))
+    fields = await bench.scripts.task_fields(SHARD, claim.task_id)
+    assert fields["followers"] == ""
+
+
+async def test_an_answer_nobody_can_get_is_not_decoded_on(bench: Bench) -> None:
+    for orphan_s, outcome in ((0.05, ENDED), (0, 3)):
+        await bench.task(orphan_s=orphan_s)
+        (claim,) = await bench.claim("w1")
+        follow = {"task_id": claim.task_id, "caller": "ann", "after": 0, "count": 1}
+        await bench.scripts.follow(SHARD, pod="dead", **follow)
+        assert await bench.append(row(claim, 1, "a")) == [1]  # strikes the pod off
+        assert await bench.append(row(claim, 2, "b")) == [2]  # unheard from here
+        await asyncio.sleep(0.06)
+        assert await bench.append(row(claim, 3, "c")) == [outcome]
+    assert (await bench.stop(claim.task_id))[0] == "cancelled"
+
+
+async def test_a_pod_that_comes_back_keeps_its_task(bench: Bench) -> None:
+    await bench.task(orphan_s=0.05)
+    (claim,) = await bench.claim("w1")
+    follow = {"task_id": claim.task_id, "caller": "ann", "after": 0, "count": 1}
+    await bench.append(row(claim, 1, "a"))
+    await asyncio.sleep(0.06)
+    await bench.scripts.follow(SHARD, pod="back", **follow)
+    assert await bench.append(row(claim, 2, "b")) == [2]
+    assert await bench.append(row(claim, 3, "c")) == [3]
+
+
+async def test_follow_reads_from_any_number(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, *"abcdefghij"))
+    for after in range(11):
+        events = await bench.log(claim.task_id, after)
+        assert [event.seq for event in events] == list(range(after + 1, 11))
