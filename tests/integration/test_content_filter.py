@@ -141,6 +141,48 @@ async def test_a_prompt_is_refused_before_anything_is_stored(
     assert await filtered.redis.dbsize() == before
 
 
+async def test_a_match_between_an_echoed_prompt_and_its_answer(
+    client: openai.AsyncOpenAI,
+) -> None:
+    prompt = says("cret", " it") + "\nso see"
+    for answer in [
+        await client.completions.create(model="fake", prompt=prompt, echo=True),
+        await client.completions.create(model="fake", prompt=prompt, echo=True, stop="t"),
+    ]:
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == (prompt[:-3], "content_filter")
+    stream = await client.completions.create(model="fake", prompt=prompt, echo=True, stream=True)
+    chunks = [chunk.choices[0] async for chunk in stream]
+    assert "".join(chunk.text for chunk in chunks) == prompt[:-3]
+    assert chunks[-1].finish_reason == "content_filter"
+    (choice,) = (await client.completions.create(model="fake", prompt=prompt)).choices
+    assert (choice.text, choice.finish_reason) == ("cret it", "stop")
+
+
+async def test_where_only_answers_are_filtered_an_echoed_prompt_is_one(
+    redis_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "list").write_text(LIST)
+    settings = {"content_filter": tmp_path / "list", "content_filter_on": "output"}
+    async with LocalFleet(redis_url, tmp_path, **settings) as fleet:
+        api, _ = await asyncio.gather(fleet.api(), fleet.worker())
+        async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+            body = {"prompt": "the seecret", "max_tokens": 2}
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+            answer = await http.post("/v1/completions", json={**body, "echo": True})
+            assert answer.json()["error"]["code"] == "content_policy_violation"
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+
+
+async def test_a_name_is_given_to_no_model(filtered: LocalFleet, http: httpx.AsyncClient) -> None:
+    message = {"role": "user", "content": says("fine"), "name": "seecret"}
+    answer = await http.post("/v1/chat/completions", json={"messages": [message]})
+    assert answer.json()["choices"][0]["message"]["content"] == "fine"
+    task_id = answer.headers["x-task-id"]
+    fields = await filtered.redis.hgetall(f"{{ms:0}}:task:{task_id}")
+    assert b"seecret" not in b"".join(fields.values())
+
+
 async def test_a_prompt_of_token_ids_is_refused_by_the_worker(http: httpx.AsyncClient) -> None:
     ids = [int.from_bytes(b"\x01" + part) for part in (b"see", b"cret")]
     body: dict[str, Any] = {"model": "fake", "prompt": ids}

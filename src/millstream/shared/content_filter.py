@@ -20,12 +20,21 @@ class TextFilter(Protocol):
         """Whether there was a match; nothing comes out any more."""
         ...
 
+    def follow(self, text: str) -> str:
+        """Begin with a text that is allowed as a whole; give what of it is free."""
+        ...
+
     def push(self, text: str) -> str:
         """Take the next piece; give the text that is free."""
         ...
 
-    def flush(self) -> str:
-        """Give the rest, at the end of the text."""
+    def flush(self, behind: str = "") -> str:
+        """Give the rest, at the end of the text.
+
+        Args:
+            behind: What the text was cut before: nothing of it comes out, but a match that begins
+                in the text and ends there is one.
+        """
         ...
 
 

@@ -65,20 +65,28 @@ class PatternStream:
         """Whether there was a match; nothing comes out any more."""
         return self._matched
 
+    def follow(self, text: str) -> str:
+        """Begin with a text that is allowed as a whole; give what of it is free."""
+        free = text[:-LONGEST_MATCH]
+        self._before = free[-1:]
+        return free + self.push(text[-LONGEST_MATCH:])
+
     def push(self, text: str) -> str:
         """Take the next piece; give the text that is free."""
-        return self._take(text, end=False) if text else ""
+        return self._take(text) if text else ""
 
-    def flush(self) -> str:
-        """Give the rest, at the end of the text."""
-        return self._take("", end=True)
+    def flush(self, behind: str = "") -> str:
+        """Give the rest, at the end of the text, but nothing of a match that ends `behind` it."""
+        return self._take("", end=True, behind=behind)
 
-    def _take(self, piece: str, *, end: bool) -> str:
+    def _take(self, piece: str, *, end: bool = False, behind: str = "") -> str:
         if self._matched:
             return ""
         text, first = self._before + self._held + piece, len(self._before)
         try:
             at = self._look(text, first, end=end)
+            if behind:
+                at = min(at, self._look_behind(text, first, behind))
         except TimeoutError:
             logger.error("the content filter took over %g s for a piece of text", LOOK_S)
             at, self._matched = first, True
@@ -101,4 +109,12 @@ class PatternStream:
             if not end and pattern.match(text, at, partial=True, timeout=LOOK_S):
                 return at
         self._matched = end or found.end() < len(text)
+        return found.start()
+
+    def _look_behind(self, text: str, first: int, behind: str) -> int:
+        """The same of a text that was cut: where a match begins that goes on behind the cut."""
+        found = self._patterns.whole.search(text + behind, first, timeout=LOOK_S)
+        if found is None or found.start() >= len(text):
+            return len(text)
+        self._matched = True
         return found.start()

@@ -82,7 +82,7 @@ class Job:
         first = 1 if request.echo else 0
         self._gate: TokenGate | None = None
         if output_filter is not None:
-            told = sum(len(event.text) for event in claim.log[first:])
+            told = sum(len(event.text) for event in claim.log)
             self._gate = TokenGate(output_filter.stream(), told=told)
         self._flushed = len(claim.log) > first and not claim.log[-1].ids
         """Whether an earlier attempt got as far as to let go of held-back text."""
@@ -118,10 +118,9 @@ class Job:
         self._detokenizer = Detokenizer(tokenizer)
         if sampling.records_logprobs:
             self._logprobs = logprobs or LogprobWriter(tokenizer)
-        if self.request.echo and not self._events:
+        if self.request.echo:
             prompt = self.request.prompt
-            text = tokenizer.decode(prompt_ids) if prompt is None else prompt
-            self._events.append(("", token_data(text)))
+            self._repeat(tokenizer.decode(prompt_ids) if prompt is None else prompt)
         reason = self._replay()
         self._log = []
         if reason is not None:
@@ -175,6 +174,16 @@ class Job:
                 return
         if finish is not None:
             self._finish_text(FinishReason(finish))
+
+    def _repeat(self, prompt: str) -> None:
+        """Begin the answer with the prompt: its first event, unless an earlier attempt told it."""
+        told = bool(self._events)
+        if self._gate is not None:
+            self._gate.repeat(prompt)
+            if not told:
+                self._events += self._gate.tell("", None)
+        elif not told:
+            self._events.append(("", token_data(prompt)))
 
     def _push(self, token_id: int, logprob: float = 0.0) -> tuple[str, FinishReason | None]:
         """Take a token: the text that becomes certain with it, and why the answer ends there."""
@@ -262,7 +271,7 @@ class Job:
             stopped = self._stop_matcher.stopped
         reason = FinishReason.STOP if stopped else reason
         if self._gate is not None:
-            self._events += self._gate.finish(text)
+            self._events += self._gate.finish(text, behind=self._stop_matcher.behind)
             reason = FinishReason.CONTENT_FILTER if self._gate.matched else reason
         elif text and not self._flushed:
             self._events.append(("", token_data(text)))

@@ -27,7 +27,8 @@ class Runner:
     Args:
         engine: A started engine.
         limits: What bounds every generation.
-        filters: What looks at prompts and answers. Pods have looked at prompts that are text.
+        filters: What looks at prompts and answers. Pods have looked at prompts that are text, where
+            prompts are looked at.
         metrics: Told of what jobs do.
         traces: Told of what begins.
         on_unwritten: Told of a job whose log lacks something.
@@ -121,11 +122,15 @@ class Runner:
         self._on_unwritten(job)
 
     def _tokenize(self, request: TaskRequest) -> list[int]:
-        tokenizer = self._engine.tokenizer
-        if request.prompt_ids:
-            look = self._filters.input
-            if look is not None and not look.allows(tokenizer.decode(request.prompt_ids)):
+        tokenizer, filters = self._engine.tokenizer, self._filters
+        look = filters.input if request.prompt_ids else None
+        if request.echo and filters.input is None:  # it is told as part of the answer
+            look = filters.output
+        if look is not None:
+            text = tokenizer.decode(request.prompt_ids) if request.prompt_ids else request.prompt
+            if not look.allows(text or ""):
                 raise refused_prompt("prompt")
+        if request.prompt_ids:
             return list(request.prompt_ids)
         if request.prompt is not None:
             return tokenizer.encode(request.prompt)

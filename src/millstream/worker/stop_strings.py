@@ -26,6 +26,8 @@ class StopMatcher:
         self._cut: int | None = None
         """Where in the held text a complete stop string begins, while an earlier one may come."""
         self._stopped = False
+        self.behind = ""
+        """Once stopped: the stop string, up to where it was decided that the text ends before."""
 
     @property
     def stopped(self) -> bool:
@@ -42,7 +44,7 @@ class StopMatcher:
         self._held += text
         for position in range(start, len(self._held)):
             if self._advance(position):
-                return self._end_at_cut()
+                return self._end_at_cut(position + 1)
         free = self._earliest_start(len(self._held))
         shown, self._held = self._held[:free], self._held[free:]
         if self._cut is not None:
@@ -52,7 +54,7 @@ class StopMatcher:
     def flush(self) -> str:
         """Give what is still held back, at a normal end of the text."""
         if self._cut is not None:
-            return self._end_at_cut()[0]
+            return self._end_at_cut(len(self._held))[0]
         rest, self._held = self._held, ""
         for automaton in self._automata:
             automaton.matched = 0
@@ -74,8 +76,9 @@ class StopMatcher:
         """Where the earliest unfinished stop string begins, in held text that is `end` long."""
         return end - max((automaton.matched for automaton in self._automata), default=0)
 
-    def _end_at_cut(self) -> tuple[str, bool]:
-        shown, self._held = self._held[: self._cut], ""
+    def _end_at_cut(self, end: int) -> tuple[str, bool]:
+        shown, self.behind = self._held[: self._cut], self._held[self._cut : end]
+        self._held = ""
         self._cut = None
         self._stopped = True
         return shown, True

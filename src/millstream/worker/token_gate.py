@@ -44,6 +44,11 @@ class TokenGate:
         """Whether the filter ends the answer."""
         return self._filter.matched
 
+    def repeat(self, prompt: str) -> None:
+        """Take a prompt that the answer begins with: a match may begin in it and end behind it."""
+        self._take(self._filter.follow(prompt))
+        self._end = len(prompt)
+
     def read(self, text: str, *, made: int, unfinished: bool) -> None:
         """Take what came with a token.
 
@@ -57,16 +62,21 @@ class TokenGate:
         self._unfinished = unfinished
 
     def tell(self, ids: str, logprobs: str | None) -> list[tuple[str, str]]:
-        """Let the token just read wait; (ids, data) of the events that need wait no longer."""
+        """Let what was just read wait; (ids, data) of the events that need wait no longer."""
         self._waiting.append(_Waiting(ids, logprobs, self._end + self._unfinished))
         events: list[tuple[str, str]] = []
         while self._waiting and self._waiting[0].end <= self._told + len(self._free):
             events.append(self._event(self._waiting.popleft()))
         return events
 
-    def finish(self, text: str) -> list[tuple[str, str]]:
-        """Take the last text; the events of all tokens before a match, and of what else is free."""
-        self._take(self._filter.push(text) + self._filter.flush())
+    def finish(self, text: str, *, behind: str) -> list[tuple[str, str]]:
+        """Take the last text; the events of all tokens before a match, and of what else is free.
+
+        Args:
+            text: What no stop string holds back any more.
+            behind: The stop string that ends the answer; '' if none does.
+        """
+        self._take(self._filter.push(text) + self._filter.flush(behind))
         events: list[tuple[str, str]] = []
         free = self._told + len(self._free)
         for token in self._waiting:

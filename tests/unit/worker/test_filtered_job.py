@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.pattern_filter import PatternFilter
@@ -16,7 +16,6 @@ from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits
 
 TOKENIZER = FakeTokenizer()
-PROMPT = TOKENIZER.encode("hello there")
 LIMITS = Limits(context_length=1000, max_tokens=100)
 SURE = TokenLogprobs(-0.25)
 
@@ -26,11 +25,21 @@ def token(text: str | bytes) -> int:
     return int.from_bytes(b"\x01" + data)
 
 
-def job(words: list[str], log: list[Event] | None = None, **sampling: Any) -> Job:
-    request = TaskRequest("m", prompt="hello there", sampling=SamplingParams(**sampling))
+def job(
+    words: list[str],
+    log: list[Event] | None = None,
+    *,
+    repeated: str | None = None,
+    **sampling: Any,
+) -> Job:
+    """A job that has begun; its answer begins with the prompt if that is to be `repeated`."""
+    prompt = repeated or "hello there"
+    request = TaskRequest(
+        "m", prompt=prompt, echo=repeated is not None, sampling=SamplingParams(**sampling)
+    )
     output_filter = PatternFilter(compile_patterns(words, [])) if words else None
     work = Job(Claim("t0-x", 1, b"", log or []), request, 0, output_filter)
-    work.begin(PROMPT, TOKENIZER, LIMITS)
+    work.begin(TOKENIZER.encode(prompt), TOKENIZER, LIMITS)
     return work
 
 
@@ -56,7 +65,17 @@ def told(work: Job) -> list[str]:
         pytest.param(
             ["a", " ba", "d", "ly"], {"max_tokens": 2}, ["a", " ba", "length"], id="length"
         ),
-        pytest.param(["bad", "!"], {"stop": ["d!"]}, ["ba", "", "stop"], id="a stop string within"),
+        pytest.param(["bad", "!"], {"stop": ["d!"]}, ["content_filter"], id="a stop string within"),
+        pytest.param(["so ", "bad"], {"stop": ["d"]}, ["so ", "content_filter"], id="at its end"),
+        pytest.param(["so ", "bad"], {"stop": ["bad"]}, ["so ", "", "stop"], id="the same"),
+        pytest.param(["a bad"], {"stop": [" b"]}, ["a", "stop"], id="within a stop string"),
+        pytest.param(["a ba"], {"stop": ["a"]}, ["", "stop"], id="a beginning behind one"),
+        pytest.param(
+            ["so badly"], {"stop": ["ly"]}, ["[so ]", "content_filter"], id="by a stop string"
+        ),
+        pytest.param(
+            ["worse", " ne", "ws"], {"stop": ["e"]}, ["wors", "stop"], id="broken off by one"
+        ),
         pytest.param(["bad", "! x"], {"stop": ["x"]}, ["content_filter"], id="before one"),
         pytest.param(["a!", " bad"], {"stop": ["!"]}, ["a", "stop"], id="behind one"),
         pytest.param(["worse", " news"], {}, ["content_filter"], id="two words"),
@@ -73,6 +92,25 @@ def test_what_is_told(
     work.advance([token(piece) for piece in pieces[: sampling.get("max_tokens")]], None)
     if not work.outcome:
         work.advance([], "length" if "max_tokens" in sampling else "stop")
+    assert told(work) == shown
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "shown"),
+    [
+        ("so ba", ["d", " x"], ["[so ]", "content_filter"]),
+        ("so ba", ["dly"], ["[so ba]", "dly", "stop"]),
+        ("so ba", [" d"], ["[so ba]", " d", "stop"]),
+        ("ba", ["d"], ["content_filter"]),
+        ("x" * 300 + " ba", ["d"], ["[" + "x" * 300 + " ]", "content_filter"]),
+        ("x" * 300 + "bad" + "x" * 253, ["d"], [f"[{'x' * 300}bad{'x' * 253}]", "d", "stop"]),
+    ],
+)
+def test_a_match_between_a_repeated_prompt_and_the_answer(
+    prompt: str, pieces: list[str], shown: list[str]
+) -> None:
+    work = job(["bad"], repeated=prompt)
+    work.advance([token(piece) for piece in pieces], "stop")
     assert told(work) == shown
 
 
@@ -119,20 +157,34 @@ def test_a_list_that_is_new_to_a_running_answer() -> None:
 pieces = st.lists(st.sampled_from(["a", "b", " ", "ab", " b", "ba ", b"\xc3", b"\xa9"]), max_size=9)
 word_lists = st.lists(st.sampled_from(["a", "ab", "b a", "aa", "\u00e9", "ab ba"]), min_size=1)
 stops = st.lists(st.sampled_from(["bb", " a", "ba ba"]), max_size=2)
+prompts = st.none() | st.sampled_from(["so b", "b ", "a b", "x" * 256 + "b a"])
 
 
 @settings(max_examples=50, deadline=None)
-@given(word_lists, stops, pieces, st.booleans())
+@given(word_lists, stops, pieces, st.booleans(), prompts)
 def test_every_owner_tells_the_text_up_to_the_first_match(
-    words: list[str], stop: list[str], made: list[str | bytes], logprobs: bool
+    words: list[str],
+    stop: list[str],
+    made: list[str | bytes],
+    logprobs: bool,
+    repeated: str | None,
 ) -> None:
+    pattern = compile_patterns(words, []).whole
+    assume(not pattern.search(repeated or ""))
     ids = [token(piece) for piece in made]
-    sampling: dict[str, Any] = {"stop": tuple(stop), "logprobs": 0 if logprobs else None}
+    sampling: dict[str, Any] = {
+        "stop": tuple(stop),
+        "logprobs": 0 if logprobs else None,
+        "repeated": repeated,
+    }
     plain = job([], **sampling)
     plain.advance(ids, "stop", [SURE] * len(ids))
     text = "".join(event.text for event in written(plain))
-    found = compile_patterns(words, []).whole.search(text)
-    expected = text if found is None else text[: found.start()]
+    behind = ((repeated or "") + TOKENIZER.decode(ids))[len(text) :]
+    stopped_by = next((item for item in stop if behind.startswith(item)), "")
+    begins = [found.start() for found in map(pattern.search, [text, text + stopped_by]) if found]
+    expected = text[: min(begins, default=len(text))]
+    filtered = len(expected) < len(text)
 
     whole = job(words, **sampling)
     for token_id in ids:
@@ -141,8 +193,8 @@ def test_every_owner_tells_the_text_up_to_the_first_match(
         assert expected.startswith("".join(event.text for event in written(whole)))
     whole.advance([], "stop")
     assert "".join(event.text for event in written(whole)) == expected
-    assert whole.row(0).detail == ("stop" if found is None else "content_filter")
-    if found is not None and logprobs:
+    assert whole.row(0).detail == ("content_filter" if filtered else "stop")
+    if filtered and logprobs:
         names = [name for e in written(whole) for name in json.loads(e.logprobs_data)]
         assert len(
             b"".join(bytes(name["bytes"]) for name in names).decode(errors="replace")
