@@ -75,6 +75,21 @@ async def test_the_wire_is_strict_sse(shared_fleet: LocalFleet) -> None:
     assert len(sse.chat_text(frames).split()) == 3
 
 
+async def test_an_old_client_gets_a_stream_without_chunks(shared_fleet: LocalFleet) -> None:
+    host, port = shared_fleet.url.removeprefix("http://").split(":")
+    body = json.dumps({"messages": directed(tokens=3), "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head.encode() + body)
+    async with asyncio.timeout(20):
+        head, _, text = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    assert "transfer-encoding" not in head.lower()
+    frames = sse.parse(text)
+    assert frames[-1].data == "[DONE]"
+    assert len(sse.chat_text(frames).split()) == 3
+
+
 async def test_max_tokens_is_a_length_finish(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model="fake", messages=ask("x"), max_tokens=7)
     assert answer.choices[0].finish_reason == "length"

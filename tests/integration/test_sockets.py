@@ -35,6 +35,8 @@ async def test_a_chat_on_a_socket(shared_fleet: LocalFleet) -> None:
     task_id = frames[0]["data"]["task_id"]
     async with opened(shared_fleet.url, f"/tasks/{task_id}/ws?last_event_id=2") as socket:
         assert await rest(socket) == (events[2:], 1000)
+    async with opened(shared_fleet.url, f"/tasks/{task_id}/ws?last_event_id=") as socket:
+        assert (await socket.recv()).startswith('{"id": 1,')
     async with opened(shared_fleet.url, f"/tasks/{task_id}/ws?last_event_id=4") as socket:
         assert await rest(socket) == ([], 1000)
 

@@ -62,6 +62,9 @@ async def test_resume_from_every_number(http: httpx.AsyncClient) -> None:
     answer = await http.get(f"/tasks/{task_id}/stream?last_event_id=10")
     assert [frame.id for frame in sse.parse(answer.text)] == ["11", "12", "13"]
     assert (await http.get(f"/tasks/{task_id}/stream?last_event_id=13")).status_code == 204
+    for empty in ({"headers": {"Last-Event-ID": ""}}, {"params": {"last_event_id": ""}}):
+        answer = await http.get(f"/tasks/{task_id}/stream", **empty)
+        assert sse.parse(answer.text)[0].id == "1"
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,23 @@ async def test_unknown_and_malformed_ids_are_the_same_404(http: httpx.AsyncClien
             answer = await http.request(method, path)
             assert answer.status_code == 404, f"{method} {path}: {answer.text}"
             assert answer.json()["error"]["code"] == "task_not_found"
+
+
+@pytest.mark.parametrize("behind", [b"", b"nonsense\r\n\r\n"])
+async def test_a_task_is_told_to_who_says_no_more(shared_fleet: LocalFleet, behind: bytes) -> None:
+    host, port = shared_fleet.url.removeprefix("http://").split(":")
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    head = f"POST /tasks HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head.encode() + body + behind)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 202 Accepted\r\n")
+    assert b'"stream_url"' in answer
+    assert (b"HTTP/1.1 400 Bad Request" in answer) == bool(behind)
+    await shared_fleet.quiet()
 
 
 async def test_stop_while_running_is_at_once_and_idempotent(

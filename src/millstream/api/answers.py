@@ -139,7 +139,9 @@ async def whole_answer(
         await asyncio.wait({collecting, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not collecting.done():
             pod.left(accepted, caller)
-            return Response(status_code=499)  # nobody reads it
+            # Read by nobody, or by one who said all there was to say and listens on.
+            error = error_object("The client left before the answer.", status=499, code="client_left")
+            return JSONResponse(error, 499, accepted.headers)
     except asyncio.CancelledError:
         pod.left(accepted, caller)
         raise

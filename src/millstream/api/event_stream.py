@@ -91,7 +91,7 @@ class EventStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
             return
         self._stream.wire = wire
-        wire.stream = self._stream.run
+        wire.hand_over(self._stream.run)
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -130,8 +130,7 @@ class _Stream:
         if written:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        if not self.wire.gone:
-            self.wire.cut()
+        self.wire.cut()
         while (await receive())["type"] != "http.disconnect":
             pass
 

@@ -2,12 +2,16 @@
 
 httptools, uvicorn's faster parser, bounds neither; what it has not parsed to the end stays in
 memory, and a client that says nothing keeps its socket.
+
+And with a client's own time: what it sends ahead waits until what it asked before is answered, and
+is read from the socket all the same, or nobody would see it go; what is wrong with it is told after
+the answer, as is the end of a connection whose client says no more.
 """
 
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -20,6 +24,7 @@ from millstream.shared.schemas import to_json
 
 HEAD_BYTES = 65_536  # request line and headers; nginx's default is half of that
 HEAD_S = 30.0
+AHEAD_BYTES = 65_536  # of what is sent ahead; more stays in the socket
 CUT = "millstream.cut"
 """The ASGI extension that drops a connection whose client takes nothing."""
 # An error that no application has seen tells nothing of anyone, so every page may read it.
@@ -45,24 +50,52 @@ class BoundedHttp(HttpToolsProtocol):
     _head_bytes = 0
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
-    on_lost: Callable[[], None] | None = None
-    """Told when the connection is lost: the stream that runs on it."""
+    _ahead: bytearray | None = None
+    """What came while a request was being answered."""
+    _refusal = b""
+    """The answer to what came then and is no request; the last one."""
+    _half_closed = False
+    """The client says no more."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
         self.app: Any = partial(then_stream, self.app)
+        self._answering: deque[Wire] = deque()
+        """The requests that have no whole answer yet, the oldest first; it alone is at work."""
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer, and tell the stream."""
+        """Forget the timer, and tell who answers."""
         self._end_head()
         super().connection_lost(exc)
-        if self.on_lost is not None:
-            self.on_lost()
+        self._ahead = None
+        while self._answering:
+            self._answering.popleft().lose()
+
+    def eof_received(self) -> Any:  # uvicorn says None, asyncio asks for a bool
+        """Tell who is long about an answer; whether there is any to be given."""
+        self._half_closed = True
+        for wire in tuple(self._answering):
+            wire.leave()
+        return self._busy
+
+    @property
+    def _busy(self) -> bool:
+        """Whether a request that has been read to its end is being answered."""
+        waiting = len(self._answering)
+        return waiting > 1 or (waiting == 1 and not self.cycle.more_body)
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes before the headers are complete."""
+        """Count what comes before the headers are complete; let wait what comes too early."""
+        if self._refusal:
+            return
+        if self._busy:
+            self._ahead = self._ahead or bytearray()
+            self._ahead += data
+            if len(self._ahead) > AHEAD_BYTES:
+                self.flow.pause_reading()
+            return
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_timer is None:  # the next request on a connection kept alive
@@ -70,21 +103,52 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
+        if self.pipeline:
+            self.flow.resume_reading()  # uvicorn pauses it: it has no other place for what comes
 
     def on_headers_complete(self) -> None:
         """The head is over."""
+        before = self.cycle
         self._in_head = False
         self._end_head()
         extensions: dict[str, Any] = {CUT: {"now": self.cut}}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
-        extensions[WIRE] = Wire(self)
+        if self.cycle is before:
+            return  # a WebSocket's
+        extensions[WIRE] = wire = Wire(self)
+        self._answering.append(wire)
+
+    def on_body(self, body: bytes) -> None:
+        """Keep it, unless its request is being answered without it."""
+        if not (self._answering and self.cycle.response_started):
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """What comes next is another head; how long to wait for it is the keep-alive's affair."""
         super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """Go on with what has come meanwhile."""
+        if self._answering:
+            self._answering.popleft()
+        super().on_response_complete()
+        if self._ahead and not self._busy and not self.transport.is_closing():
+            data, self._ahead = bytes(self._ahead), None
+            self.data_received(data)
+        if (self._refusal or self._half_closed) and not self._busy:
+            if not self.transport.is_closing():
+                self.transport.write(self._refusal)
+            self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, if it is free."""
+        if self._answering:
+            self.send_400_response("A connection is upgraded by its first request.")
+        else:
+            super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
@@ -112,8 +176,14 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, status: int, message: str, code: str) -> None:
         body = to_json(error_object(message, status=status, code=code))
         reasons = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Header Fields Too Large"}
-        self.transport.write(
+        refusal = (
             b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
             b"%sconnection: close\r\n\r\n%s" % (status, reasons[status], len(body), _HEADERS, body)
         )
-        self.transport.close()
+        if self._busy:
+            self._refusal = refusal
+        elif self._answering and self.cycle.response_started:
+            self.cut()  # the answer has begun before its request was read; it cannot end any more
+        else:
+            self.transport.write(refusal)
+            self.transport.close()

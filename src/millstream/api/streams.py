@@ -1,5 +1,6 @@
 """The event streams: what a reader of a task is sent, from the first comment to the last event."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -15,6 +16,7 @@ from millstream.api.errors import error_object
 from millstream.api.event_stream import EventStream, Shortcut
 from millstream.api.pod import Pod
 from millstream.api.silence import Silence
+from millstream.api.wire import WIRE, Wire
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import MillstreamError
 from millstream.shared.events import Event
@@ -201,5 +203,11 @@ async def answer_stream(
 
 async def client_gone(request: Request) -> None:
     """Return when the client of a request whose body has been read goes away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    wire: Wire | None = request.scope.get("extensions", {}).get(WIRE)
+    if wire is None:  # another server than ours
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        return
+    gone = asyncio.Event()
+    wire.watch(gone.set)
+    await gone.wait()

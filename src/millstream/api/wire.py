@@ -22,53 +22,68 @@ class Wire:
         protocol: uvicorn's, which has just made the cycle of this request and its response.
     """
 
-    __slots__ = ("_cycle", "_lost", "_protocol", "_when_over", "stream")
+    __slots__ = ("_cycle", "_left", "_lost", "_protocol", "_when_over", "stream")
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
         self._cycle = protocol.cycle
+        self._left = False
         self._lost: Callable[[], None] | None = None
         self._when_over: list[Callable[[], None]] | None = None
         self.stream: Callable[[Receive, Send], Awaitable[None]] | None = None
         """What goes on when the application has returned, its response begun."""
 
     @property
-    def gone(self) -> bool:
-        """Whether the client is no more."""
-        return self._cycle.disconnected
-
-    @property
     def clear(self) -> bool:
         """Whether the client takes what it is sent."""
-        cycle = self._cycle
-        return not (cycle.flow.write_paused or cycle.disconnected)
+        return not (self._left or self._cycle.flow.write_paused)
+
+    def hand_over(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
+        """Have a stream go on once the application has returned."""
+        self.stream = stream
+        if self._cycle.scope["http_version"] < "1.1":
+            self._cycle.chunked_encoding = False  # it ends with the connection (RFC 9112, 6.1)
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the body, as a chunk of HTTP/1.1 (RFC 9112, 7.1)."""
-        if not self.gone:
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        """Send a piece of the body: of HTTP/1.1 a chunk (RFC 9112, 7.1)."""
+        if self._left:
+            return
+        if self._cycle.chunked_encoding:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        self._cycle.transport.write(data)
 
     async def drain(self) -> None:
         """Return when the client takes something again, or has gone."""
         await self._cycle.flow.drain()
 
     def cut(self) -> None:
-        """Drop the client."""
-        self._protocol.cut()
+        """Drop the client, unless it has gone."""
+        if not self._cycle.disconnected:
+            self._protocol.cut()
 
     def watch(self, lost: Callable[[], None]) -> None:
-        """Have something called when the client goes away, until `end`."""
+        """Have something called when the client goes away, until `end`.
+
+        So does one that has said all that it will (a half-closed connection): for whoever writes a
+        stream, or is long about an answer, nothing tells it from one that has gone.
+        """
         self._lost = lost
-        self._protocol.on_lost = self._lose
-        if self.gone:
+        self._cycle.flow.resume_reading()  # a body that nobody reads may have paused it
+        if self._left:
             lost()
 
-    def _lose(self) -> None:
+    def leave(self) -> None:
+        """The client says no more."""
+        self._left = True
+        if self._lost is not None:
+            self._lost()
+
+    def lose(self) -> None:
+        """The connection is lost."""
         # uvicorn tells the newest request of a connection, which may be one that waits behind us.
         self._cycle.disconnected = True
         self._cycle.message_event.set()
-        if self._lost is not None:
-            self._lost()
+        self.leave()
 
     def forget_request(self) -> None:
         """Let go of what only the application wanted."""
@@ -83,7 +98,7 @@ class Wire:
 
     def end(self) -> None:
         """The response is over."""
-        self._lost = self._protocol.on_lost = None
+        self._lost = None
         for call in self._when_over or ():
             call()
 

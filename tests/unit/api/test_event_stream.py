@@ -4,48 +4,19 @@ import asyncio
 import gc
 import socket
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.support.waiting import eventually
-from uvicorn.server import ServerState
+from tests.support.bounded_http import eventually_no_tasks, served
 
 from millstream.api.event_stream import EventStream, Shortcut
-from millstream.api.http import BoundedHttp
 from millstream.api.silence import Silence
 from millstream.api.wire import WIRE
 from millstream.shared.events import Event
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[tuple[int, ServerState]]:
-    config = uvicorn.Config(app, http=BoundedHttp, lifespan="off", log_config=None)
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedHttp(config, state, {}), "127.0.0.1", 0)
-    try:
-        yield server.sockets[0].getsockname()[1], state
-    finally:
-        server.close()
-        for task in state.tasks:
-            task.cancel()
-        for connection in state.connections.copy():
-            connection.transport.abort()
-        await eventually_no_tasks(state)
-
-
-async def eventually_no_tasks(state: ServerState) -> None:
-    async def none_left() -> bool:
-        return not state.tasks
-
-    await eventually(none_left, within_s=10, what="the ends of all requests")
 
 
 def app_of(

@@ -27,10 +27,10 @@ async def follow_task(
     caller: TaskReader,
     slot: ReaderSlot,
     *,
-    last_event_id: Annotated[str, Query()] = "0",
+    last_event_id: Annotated[str | None, Query()] = None,
 ) -> None:
     """A task's events after the one the client has, and then as they come."""
-    after = event_number(last_event_id)
+    after = event_number(last_event_id or "0")
     await slot.take()
     await websocket.accept()
     socket = TaskSocket(websocket, pod, caller.id)
