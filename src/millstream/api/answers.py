@@ -140,7 +140,8 @@ async def whole_answer(
         if not collecting.done():
             pod.left(accepted, caller)
             # Read by nobody, or by one who said all there was to say and listens on.
-            error = error_object("The client left before the answer.", status=499, code="client_left")
+            message = "The client left before the answer."
+            error = error_object(message, status=499, code="client_left")
             return JSONResponse(error, 499, accepted.headers)
     except asyncio.CancelledError:
         pod.left(accepted, caller)
