@@ -1,10 +1,11 @@
 # pyright: basic
 """MODEL_SOURCE: a local folder, a hub id, a `.gguf` file, or `bundled`, to a loaded model."""
 
+import contextlib
 import importlib.util
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
-from millstream.worker.engines.transformers_gguf import unpack
+from millstream.worker.engines.transformers_gguf import unpacked
 from millstream.worker.engines.transformers_linear import is_packed, pack_linears
 from millstream.worker.engines.transformers_memory import usable_cores
 
@@ -53,25 +54,34 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     cores = usable_cores()
     if cores is not None and cores < torch.get_num_threads():
         torch.set_num_threads(cores)
+    options = {"trust_remote_code": settings.trust_remote_code}  # None: it asks on the terminal
+    with _folder(settings, dtype) as path:
+        # A local model must not ask the hub for anything; a hub id must.
+        options["local_files_only"] = isinstance(path, Path)
+        settings.on_progress("loading weights")
+        model, tokenizer = _explained(
+            settings.source, lambda: _load(str(path), dtype, device, options)
+        )
+    pack_linears(model)
+    return LoadedModel(model=model, tokenizer=tokenizer, eos_token_ids=_eos(model, tokenizer))
+
+
+@contextlib.contextmanager
+def _folder(settings: EngineSettings, dtype: torch.dtype) -> Iterator[Path | str]:
+    """What transformers can load, as long as it takes to load it: a folder, or a hub id."""
     path = find_source(settings.source)
-    if isinstance(path, Path) and path.is_file():
+    if isinstance(path, str) or path.is_dir():
+        yield path
+        return
+    with contextlib.ExitStack() as stack:
         try:
-            path = unpack(path, dtype, settings.on_progress)
+            folder = stack.enter_context(unpacked(path, dtype, settings.on_progress))
         except OSError as error:
             raise SettingsError(
                 f"The converted copy of {path} cannot be kept ({error}); "
                 "set XDG_CACHE_HOME to a folder with room for it."
             ) from error
-    options = {
-        # A local model must not ask the hub for anything; a hub id must.
-        "local_files_only": isinstance(path, Path),
-        # Never None: transformers would ask on the terminal.
-        "trust_remote_code": settings.trust_remote_code,
-    }
-    settings.on_progress("loading weights")
-    model, tokenizer = _explained(settings.source, lambda: _load(str(path), dtype, device, options))
-    pack_linears(model)
-    return LoadedModel(model=model, tokenizer=tokenizer, eos_token_ids=_eos(model, tokenizer))
+        yield folder
 
 
 def describe_numerics(model: PreTrainedModel) -> str:

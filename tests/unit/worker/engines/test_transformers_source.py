@@ -17,7 +17,8 @@ from tests.support.transformers_tiny import write_tiny_gguf, write_tiny_model
 
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines import (
-    transformers_gguf as conversion,
+    conversions,
+    transformers_gguf as gguf,
     transformers_source as sources,
 )
 from millstream.worker.engines.base import EngineSettings
@@ -115,7 +116,7 @@ def test_a_conversion_that_broke_off_is_never_used(tmp_path, cache, monkeypatch)
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(conversion, "_convert", half)
+        patched.setattr(gguf, "_convert", half)
         assert "No space left" in refusal(file)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
     load(file)
@@ -135,8 +136,8 @@ def test_two_workers_that_start_at_once_both_succeed(tmp_path, cache):
     file = write_tiny_gguf(tmp_path / "tiny.gguf")
     program = (
         "import sys, torch; from pathlib import Path;"
-        "from millstream.worker.engines.transformers_gguf import unpack;"
-        "print(unpack(Path(sys.argv[1]), torch.float32, lambda _: None))"
+        "from millstream.worker.engines.transformers_gguf import unpacked;"
+        "print(unpacked(Path(sys.argv[1]), torch.float32, lambda _: None).__enter__())"
     )
     both = [
         subprocess.Popen(
@@ -151,13 +152,57 @@ def test_two_workers_that_start_at_once_both_succeed(tmp_path, cache):
     assert not list(cache.glob(".converting-*"))
 
 
+def copies(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir() if path.is_dir()}
+
+
+def test_a_file_that_is_installed_again_is_not_converted_again(tmp_path, cache):
+    load(write_tiny_gguf(tmp_path / "tiny.gguf"))
+    (made,) = copies(cache)
+    again = tmp_path / "another" / "tiny.gguf"
+    again.parent.mkdir()
+    again.write_bytes((tmp_path / "tiny.gguf").read_bytes())
+    os.utime(again, (1, 1))
+    load(again)
+    assert copies(cache) == {made}
+
+
+def test_what_older_versions_made_of_a_file_is_removed(tmp_path, cache, monkeypatch):
+    file = write_tiny_gguf(tmp_path / "tiny.gguf")
+    other = "tiny-two-0123456789abcdef"
+    for name in ("tiny-0123456789abcdef", other, "tinier-0123456789abcdef"):
+        (cache / name).mkdir(parents=True)
+    convert = {"dtype": "float32", "convert": lambda folder: (folder / "x").touch()}
+    names = {}
+    for version in ("4.9.1", "4.10.0", "4.2.0"):
+        with conversions.conversion(file, version=version, **convert) as folder:
+            names[version] = folder.name
+    with conversions.conversion(
+        file, version="5.0", dtype="bfloat16", convert=convert["convert"]
+    ) as folder:
+        half = folder.name
+    # 4.2.0 came last, and a newer one's stays.
+    left = {other, "tinier-0123456789abcdef", half}
+    assert copies(cache) == {*left, names["4.10.0"], names["4.2.0"]}
+    # One that is being loaded is left to the next.
+    with conversions.conversion(file, version="4.10.0", **convert):
+        with conversions.conversion(file, version="4.11.0", **convert) as folder:
+            names["4.11.0"] = folder.name
+        assert copies(cache) == {*left, names["4.10.0"], names["4.11.0"]}
+    with conversions.conversion(file, version="4.12.0", **convert) as folder:
+        assert copies(cache) == {*left, folder.name}
+        assert {path.name for path in cache.glob("*.lock")} == {
+            f"{name}.lock" for name in (half, folder.name)
+        }
+
+
 def test_a_rename_that_comes_second_keeps_the_first(tmp_path):
     first, second, target = (tmp_path / name for name in ("a", "b", "target"))
     for folder in (first, second):
         folder.mkdir()
         (folder / "config.json").write_text(folder.name)
-    conversion._publish(first, target)
-    conversion._publish(second, target)
+    conversions._publish(first, target)
+    conversions._publish(second, target)
     assert (target / "config.json").read_text() == "a"
 
 
