@@ -1,7 +1,6 @@
 """Dashboard and alerts against real metrics, in a real Prometheus (apt install prometheus)."""
 
 import asyncio
-import json
 import re
 import shutil
 import subprocess
@@ -15,13 +14,13 @@ import pytest
 import yaml
 from tests.support.exposition import scrape
 from tests.support.local_fleet import LocalFleet
+from tests.support.monitoring import ALERTS, alerts, expressions
 from tests.support.native import read, submit
 from tests.support.ports import free_port
 from tests.support.readme import ROOT
 from tests.support.waiting import eventually
 
 FOLDER = ROOT / "deploy" / "prometheus"
-ALERTS = FOLDER / "alerts.yml"
 UNBOUNDED = {"millstream_kv_cache_max_tokens"}
 """What the fake engine has not."""
 
@@ -29,22 +28,6 @@ with_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
     reason="no Prometheus (apt install prometheus)",
 )
-
-
-def alerts() -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"]
-    return group["rules"]
-
-
-def panels() -> list[dict[str, Any]]:
-    return json.loads((ROOT / "deploy" / "grafana" / "millstream.json").read_text())["panels"]
-
-
-def expressions() -> list[str]:
-    """All that dashboard and alerts ask, with the dashboard's variables filled in."""
-    asked = [target["expr"] for panel in panels() for target in panel["targets"]]
-    filled = [text.replace("$model", ".*").replace("$__rate_interval", "1m") for text in asked]
-    return filled + [rule["expr"] for rule in alerts()]
 
 
 def test_every_alert_says_what_to_do_there_and_in_the_docs() -> None:

@@ -10,7 +10,9 @@ import openai
 import pytest
 import pytest_asyncio
 from tests.support import sse
+from tests.support.exposition import scrape
 from tests.support.local_fleet import LocalFleet
+from tests.support.ports import free_port
 from tests.support.redis_servers import Servers
 
 # Whichever test is first waits for two workers, the first of which may have to convert the weights.
@@ -24,16 +26,22 @@ MODEL = "smollm2-135m-instruct"
 STORY = "Write a long story about a miller and a river."
 
 
+@pytest.fixture(scope="module")
+def metrics_port() -> int:
+    """Where the first worker tells its metrics."""
+    return free_port()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def model_fleet(
-    servers: Servers, tmp_path_factory: pytest.TempPathFactory
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory, metrics_port: int
 ) -> AsyncIterator[LocalFleet]:
     url = servers.fresh_url(shared=True)
     folder = tmp_path_factory.mktemp("fleet")
     async with LocalFleet(url, folder, engine="transformers", max_concurrent=16) as local:
         await local.api(keepalive_s=0.5)
         # The second may find the weights converted by the first.
-        await local.worker(within_s=60)
+        await local.worker(within_s=60, metrics_port=metrics_port)
         await local.worker(within_s=28)
         yield local
 
@@ -50,6 +58,13 @@ async def ask(client: openai.AsyncOpenAI, text: str, **arguments: object):
     return await client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": text}], temperature=0, **arguments
     )
+
+
+@pytest.mark.usefixtures("model_fleet")
+async def test_the_size_of_its_cache_is_told(metrics_port: int) -> None:
+    told = await scrape(f"http://127.0.0.1:{metrics_port}")
+    # Some room for each of its tasks; the fake engine, which other tests scrape, has no such bound.
+    assert told.value("kv_cache_max_tokens", model=MODEL) > 16 * 256
 
 
 async def test_it_knows_the_capital_of_france(client: openai.AsyncOpenAI) -> None:

@@ -24,7 +24,7 @@ class Departures:
     connection ends when no pod has followed it for a while (`append`).
 
     Args:
-        stop: Ends a task, by its id and caller; with `left=True` only if nobody else wants it.
+        stop: Ends a task that was `left`, by its id and caller; `for_now`: if nobody else wants it.
         feed: Knows who reads here.
         spawn: Runs a coroutine that goes on by itself, under a name.
         grace_s: How long `left` waits.
@@ -60,13 +60,13 @@ class Departures:
     def _end_unless_back(self, task_id: str, caller: str) -> None:
         del self._coming_back[task_id]
         if not self._feed.follows(task_id):
-            self._end(task_id, caller, left=True)
+            self._end(task_id, caller, for_now=True)
 
-    def _end(self, task_id: str, caller: str, *, left: bool = False) -> None:
+    def _end(self, task_id: str, caller: str, *, for_now: bool = False) -> None:
         async def end() -> None:
             for _ in range(STOP_TRIES):
                 try:
-                    await self._stop(task_id, caller, left=left)
+                    await self._stop(task_id, caller, left=True, for_now=for_now)
                 except (UnknownTask, ExpiredTask):
                     return
                 except Exception as error:

@@ -142,9 +142,15 @@ class Pod:
             await asyncio.gather(*self._spawned, return_exceptions=True)
 
     async def stop(
-        self, task_id: str, caller: str, *, left: bool = False
+        self, task_id: str, caller: str, *, left: bool = False, for_now: bool = False
     ) -> tuple[TaskState, Usage]:
-        """End a task; how it stands then. One that was `left` goes on if others want it.
+        """End a task; how it stands then.
+
+        Args:
+            task_id: Which.
+            caller: Whose it must be.
+            left: Nobody asked for it: the client went away.
+            for_now: That client could come back, to any pod: the task goes on if others want it.
 
         Raises:
             UnknownTask: there is none, or it is another caller's.
@@ -160,7 +166,7 @@ class Pod:
                     task_id=task_id,
                     caller=caller,
                     result_ttl_s=self.settings.result_ttl_s,
-                    left_by=self.id if left else "",
+                    left_by=self.id if for_now else "",
                 )
             except RedisError as error:
                 raise unavailable(error) from error

@@ -23,12 +23,11 @@ class WorkerMetrics:
     """
 
     def __init__(self) -> None:
-        self.attempts: Counter[str] = Counter(first=0, takeover=0, handover=0)
-        """Attempts that began here: a task's first, after a loss, after a drain."""
+        self.attempts: Counter[str] = Counter(first=0, takeover=0, handover=0, fault=0)
+        """Attempts that began here: a task's first, after a loss, after a drain, after an engine
+        gave it up. Nobody would read them of who let a task go: it ends in the next moment."""
         self.ended: Counter[tuple[str, str]] = Counter()
         """Tasks that this worker ended, by state and finish reason or error code."""
-        self.handed_over = 0
-        """Tasks that this worker let go, in a drain or since its engine gave them up."""
         self.prompt_tokens = 0
         """Of prompts that were taken in, again in each attempt."""
         self.replayed_tokens = 0
@@ -55,15 +54,17 @@ class WorkerMetrics:
     @property
     def reclaimed(self) -> int:
         """Attempts that began here and were not the first."""
-        return self.attempts["takeover"] + self.attempts["handover"]
+        return self.attempts.total() - self.attempts["first"]
 
     def claimed(self, job: Job) -> None:
         """A job is about to begin."""
         if job.attempt == 1:
             self.attempts["first"] += 1
             self.queue_wait[job.priority].add(job.age_s)
-        else:
-            self.attempts["handover" if job.handed_over else "takeover"] += 1
+        elif job.handed_over:
+            self.attempts["handover"] += 1
+        else:  # what a worker gave up because of its engine has nobody who was lost with it
+            self.attempts["takeover" if job.predecessor else "fault"] += 1
 
     def began(self, job: Job) -> None:
         """Its prompt has been counted."""

@@ -94,7 +94,7 @@ class WorkerFamilies:
         metrics = self._metrics
         yield counter(
             "attempts",
-            "Attempts that began: a task's first, a takeover after a loss, a handover in a drain.",
+            "Attempts that began: the first, after a loss, in a drain, after an engine's fault.",
             ("model", "cause"),
             {(model, cause): count for cause, count in list(metrics.attempts.items())},
         )
@@ -106,7 +106,6 @@ class WorkerFamilies:
         )
         for name, text, value in (
             ("stale_writes_refused", "Writes refused: the task had moved on.", stale_refused),
-            ("tasks_handed_over", "Tasks it let go, for another worker.", metrics.handed_over),
             ("prompt_tokens", "Tokens of prompts taken in.", metrics.prompt_tokens),
             (
                 "replayed_tokens",

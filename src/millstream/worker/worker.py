@@ -273,7 +273,6 @@ class Worker:
                     blame=blame,
                     tasks=[(job.task_id, job.attempt) for job in jobs],
                 )
-                self.metrics.handed_over += len(jobs)
                 for job in jobs:
                     self._traces.ended(job, "handed_over")
                 return

@@ -47,13 +47,15 @@ def test_several_tokens_of_a_step_share_its_time() -> None:
     assert metrics.between_tokens.sum == 2.0
 
 
-def test_a_takeover_is_told_apart_from_a_handover() -> None:
+def test_a_loss_is_told_apart_from_a_drain_and_from_an_engines_fault() -> None:
     metrics = WorkerMetrics()
     metrics.claimed(job_of(age_s=2.0, priority=Priority.BATCH))
-    metrics.claimed(job_of(attempt=2, age_s=9.0))
+    metrics.claimed(job_of(attempt=2, age_s=9.0, predecessor="worker-1"))
+    metrics.claimed(job_of(attempt=3, age_s=9.0, predecessor="worker-2"))
     metrics.claimed(job_of(attempt=2, age_s=9.0, handed_over=True))
-    assert metrics.attempts == {"first": 1, "takeover": 1, "handover": 1}
-    assert metrics.reclaimed == 2
+    metrics.claimed(job_of(attempt=2, age_s=9.0))
+    assert metrics.attempts == {"first": 1, "takeover": 2, "handover": 1, "fault": 1}
+    assert metrics.reclaimed == 4
     waits = {priority: tally.sum for priority, tally in metrics.queue_wait.items()}
     assert waits == {Priority.INTERACTIVE: 0, Priority.BATCH: 2.0}
 
