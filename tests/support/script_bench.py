@@ -12,6 +12,7 @@ from millstream.shared.steps import (
     Claim,
     LogPage,
     Refused,
+    StopAnswer,
     Submitted,
 )
 
@@ -93,7 +94,7 @@ class Bench:
     async def state(self, task_id: str) -> str:
         return (await self.scripts.task_fields(SHARD, task_id))["state"]
 
-    async def stop(self, task_id: str, caller: str = "ann") -> tuple[str, int, int]:
+    async def stop(self, task_id: str, caller: str = "ann") -> StopAnswer:
         return await self.scripts.stop(SHARD, task_id=task_id, caller=caller, result_ttl_s=10)
 
     async def renew(self, worker: str, claim: Claim) -> int:

@@ -54,7 +54,7 @@ class PodMetrics:
         )
         yield counter(
             "stops",
-            "Stops that were confirmed: asked for, or because the client left.",
+            "Tasks that were stopped: asked for, or because the client left.",
             ("cause",),
             {(cause,): count for cause, count in pod.stops.items()},
         )

@@ -46,6 +46,7 @@ from millstream.shared.schemas import Usage, shard_of, to_json
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import TaskState
+from millstream.shared.steps import StopAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Pod:
         self.calls = calls
         self.lag = LoopLag()
         self.stops: Counter[str] = Counter(asked=0, left=0)
-        """Stops that were confirmed: `asked` for, or because the client had `left`."""
+        """Tasks that this pod has stopped: `asked` to, or because the client had `left`."""
         self.authenticator = authenticator
         self.tickets = Tickets(scripts.runner)
         self.scripts = scripts
@@ -158,10 +159,10 @@ class Pod:
             RedisUnavailable: Redis does not answer, so the stop is not certain.
         """
         shard = shard_of(task_id)
-        state, prompt, completion = "unknown", 0, 0
+        answer = StopAnswer("unknown")
         if shard is not None:
             try:
-                state, prompt, completion = await self.scripts.stop(
+                answer = await self.scripts.stop(
                     Keys(shard),
                     task_id=task_id,
                     caller=caller,
@@ -170,12 +171,12 @@ class Pod:
                 )
             except RedisError as error:
                 raise unavailable(error) from error
-        if state in ("unknown", "expired"):
-            raise missing_task(task_id, expired=state == "expired")
-        if state == TaskState.CANCELLED:
-            self.stops["left" if left else "asked"] += 1
-            self.shown.note_stop(task_id, caller, tokens=completion)
-        return TaskState(state), Usage(prompt, completion)
+        if answer.state in ("unknown", "expired"):
+            raise missing_task(task_id, expired=answer.state == "expired")
+        if answer.state == TaskState.CANCELLED:
+            self.shown.note_stop(task_id, caller, tokens=answer.completion_tokens)
+        self.stops["left" if left else "asked"] += answer.now
+        return TaskState(answer.state), Usage(answer.prompt_tokens, answer.completion_tokens)
 
     def left(self, accepted: Accepted, caller: str, *, for_now: bool = False) -> None:
         """The client of an answer went away: end it, after the grace, if it was its alone."""

@@ -20,6 +20,7 @@ from millstream.shared.steps import (
     LogPage,
     QueueView,
     Refused,
+    StopAnswer,
     Submitted,
     submit_answer,
 )
@@ -241,8 +242,8 @@ class Scripts:
         result_ttl_s: int,
         left_by: str = "",
         least_tokens: int = 0,
-    ) -> tuple[str, int, int]:
-        """End a task as cancelled if it has not ended; its state, prompt and completion tokens.
+    ) -> StopAnswer:
+        """End a task as cancelled if it has not ended; how it stands then.
 
         With `left_by`, the pod whose reader has gone, it goes on if another pod follows it, or if
         its answer belongs to no connection. With fewer than `least_tokens` in its log it goes on,
@@ -255,8 +256,8 @@ class Scripts:
             [task_id, caller, result_ttl_s, left_by, least_tokens],
         )
         if len(answer) == 1:
-            return answer[0].decode(), 0, 0
-        return answer[0].decode(), int(answer[1]), int(answer[2])
+            return StopAnswer(answer[0].decode())
+        return StopAnswer(answer[0].decode(), int(answer[1]), int(answer[2]), bool(answer[3]))
 
     async def delete(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,20 @@ from millstream.shared.states import Priority, TaskState
 
 STALE, ENDED, MISSING = -1, -2, -3
 """What append answers instead of an event number."""
-SHORT = ("short", 0, 0)
+
+
+class StopAnswer(NamedTuple):
+    """How a task stands that was to be stopped."""
+
+    state: str
+    """Also `unknown`, `expired`, or that of `SHORT`."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    now: bool = False
+    """Whether this call has ended it."""
+
+
+SHORT = StopAnswer("short")
 """What stop answers while the log lacks what it had when the task was stopped before."""
 
 

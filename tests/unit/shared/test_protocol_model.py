@@ -254,10 +254,11 @@ class Protocol(RuleBasedStateMachine):
     def stop(self, data: st.DataObject) -> None:
         task_id = data.draw(st.sampled_from(sorted(self.tasks)))
         task = self.tasks[task_id]
-        state, _, completion = self.run(
+        state, _, completion, now = self.run(
             self.scripts.stop(SHARD, task_id=task_id, caller=task.caller, result_ttl_s=1000)
         )
         assert state in ("completed", "cancelled", "failed")
+        assert now == (task.terminal is None)
         if task.terminal is None:
             assert state == "cancelled"
             assert completion == len(task.seen)

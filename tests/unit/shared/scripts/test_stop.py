@@ -15,9 +15,9 @@ from millstream.shared.steps import (
 
 async def test_stop_while_queued(bench: Bench) -> None:
     task_id = await bench.task()
-    assert await bench.stop(task_id, "bob") == ("unknown", 0, 0)
-    assert await bench.stop(task_id) == ("cancelled", 0, 0)
-    assert await bench.stop(task_id) == ("cancelled", 0, 0)
+    assert await bench.stop(task_id, "bob") == ("unknown", 0, 0, False)
+    assert await bench.stop(task_id) == ("cancelled", 0, 0, True)
+    assert await bench.stop(task_id) == ("cancelled", 0, 0, False)
     assert await bench.claim("w1") == []
     assert [(event.seq, event.kind) for event in await bench.log(task_id)] == [(1, "cancelled")]
 
@@ -26,7 +26,7 @@ async def test_stop_while_running_is_the_last_event(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")
     await bench.append(row(claim, 1, "a", "b"))
-    assert await bench.stop(claim.task_id) == ("cancelled", 5, 2)
+    assert await bench.stop(claim.task_id) == ("cancelled", 5, 2, True)
     assert await bench.append(row(claim, 3, "c")) == [ENDED]
     assert await bench.renew("w1", claim) == ENDED
     log = await bench.log(claim.task_id)
@@ -59,7 +59,7 @@ async def test_a_deleted_task_has_never_been(bench: Bench, pubsub: Any, state: s
     for key in (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id)):
         assert not await bench.client.exists(key)
     assert await bench.queue_length() == 0
-    assert await bench.stop(task_id) == ("unknown", 0, 0)
+    assert await bench.stop(task_id) == ("unknown", 0, 0, False)
     follow = bench.scripts.follow(SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=10)
     assert await follow == "unknown"
     assert not await bench.scripts.delete(SHARD, task_id=task_id, caller="ann", result_ttl_s=10)
@@ -105,7 +105,7 @@ async def test_stop_after_the_end_changes_nothing(bench: Bench) -> None:
     await bench.task()
     (claim,) = await bench.claim("w1")
     await bench.append(row(claim, 1, "a", outcome="completed", detail="stop"))
-    assert await bench.stop(claim.task_id) == ("completed", 5, 1)
+    assert await bench.stop(claim.task_id) == ("completed", 5, 1, False)
     assert len(await bench.log(claim.task_id)) == 2
 
 
