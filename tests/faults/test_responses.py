@@ -187,16 +187,15 @@ async def test_the_official_client_goes_on_at_another_pod(
 
 @pytest.mark.fault("F4 pod drained under responses")
 async def test_a_pod_that_must_go_sends_its_readers_on(fleet: LocalFleet, fault: FaultRun) -> None:
-    """At once, and with an error that the official client raises: a cut stream is no whole one."""
+    """At once, by a cut that the official client raises, and with all numbers those of the log."""
     first, second, _ = await asyncio.gather(fleet.api(), fleet.api(), fleet.worker())
     asked = prompt(tokens=TOKENS, delay_s=1.5, delay_at=[STRUCK_AT + 1])
     clients = [Client(pod.url, blocking=False) for pod in (first, second)]
     reading = Reading(clients[0], asked)
     await reading.upto(STRUCK_AT + AHEAD)
     first.signal(signal.SIGTERM)
-    with pytest.raises(openai.APIError) as told:
+    with pytest.raises(openai.APIConnectionError):
         await reading.reading
-    assert told.value.code == "server_closing"
     fault.hits += 1
     await reading.resume(clients[1])
     reading.check()

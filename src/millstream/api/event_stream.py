@@ -56,6 +56,10 @@ class Shortcut:
         return True
 
 
+class Unfinished(Exception):
+    """Raised by content that has no more to say and must not look whole: the client is cut."""
+
+
 class EventStream(EventSourceResponse):
     """A stream of frames, which goes on when the request is over and done with.
 
@@ -137,17 +141,25 @@ class _Stream:
     async def _write_all(self) -> bool:
         """Write to the end; whether that was reached."""
         wire = self.wire
-        async for frames in self._content:
-            if not wire.clear:
-                self._open_shortcuts(None)  # or they would overtake this
-                try:
-                    async with asyncio.timeout(self._send_timeout_s):
-                        await wire.drain()
-                except TimeoutError:
-                    logger.info("cut a reader that took nothing for %g s", self._send_timeout_s)
+        try:
+            async for frames in self._content:
+                if not (wire.clear or await self._cleared()):
                     return False
-            wire.write(frames)
-            self._open_shortcuts(wire)
+                wire.write(frames)
+                self._open_shortcuts(wire)
+        except Unfinished:
+            return False
+        return True
+
+    async def _cleared(self) -> bool:
+        """Wait until the client takes something; whether it does in time."""
+        self._open_shortcuts(None)  # or they would overtake what is to be written
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await self.wire.drain()
+        except TimeoutError:
+            logger.info("cut a reader that took nothing for %g s", self._send_timeout_s)
+            return False
         return True
 
     def _open_shortcuts(self, wire: Wire | None) -> None:

@@ -13,7 +13,7 @@ from millstream.api import sse
 from millstream.api.admission import Accepted
 from millstream.api.choices import Turn
 from millstream.api.errors import error_object
-from millstream.api.event_stream import EventStream, Shortcut
+from millstream.api.event_stream import EventStream, Shortcut, Unfinished
 from millstream.api.pod import Pod
 from millstream.api.silence import Silence
 from millstream.api.wire import WIRE, Wire
@@ -142,8 +142,8 @@ class AnswerFrames(Protocol):
         """An error of the stream: whatever becomes of the task, its answer ends here."""
         ...
 
-    def farewell(self, error: dict[str, Any]) -> str:
-        """The last words of a pod that goes before the answer has ended."""
+    def farewell(self, error: dict[str, Any]) -> str | None:
+        """The last words of a pod that goes before the answer has ended; None: a cut says it."""
         ...
 
 
@@ -159,6 +159,9 @@ async def answer_stream(
     """The stream of an answer. A client that goes away ends its tasks, at once or later.
 
     A choice that was stopped or has failed ends all: the answer cannot be finished any more.
+
+    Raises:
+        Unfinished: the pod goes, and this form has no words for it.
     """
     left = len(choices)
     try:
@@ -186,12 +189,7 @@ async def answer_stream(
                 silence.heard()
             silent = time.monotonic() - silence.heard_at > CLOSING_SILENCE_S
             if pod.closed or (pod.closing and not turn and (choices[0].resumable or silent)):
-                error = error_object(
-                    "This server is going away; the answer was cut.",
-                    status=503,
-                    code="server_closing",
-                )
-                yield choices[0].farewell(error).encode()
+                yield _farewell(choices[0]).encode()
                 return
     except MillstreamError as error:
         told = error_object(error.message, status=500, code=error.code)
@@ -199,6 +197,15 @@ async def answer_stream(
     finally:
         if left:
             pod.left(accepted, caller, for_now=choices[0].resumable)
+
+
+def _farewell(frames: AnswerFrames) -> str:
+    error = error_object(
+        "This server is going away; the answer was cut.", status=503, code="server_closing"
+    )
+    if (farewell := frames.farewell(error)) is None:
+        raise Unfinished
+    return farewell
 
 
 async def client_gone(request: Request) -> None:

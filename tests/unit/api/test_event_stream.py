@@ -11,7 +11,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.support.bounded_http import eventually_no_tasks, served
 
-from millstream.api.event_stream import EventStream, Shortcut
+from millstream.api.event_stream import EventStream, Shortcut, Unfinished
 from millstream.api.silence import Silence
 from millstream.api.wire import WIRE
 from millstream.shared.events import Event
@@ -113,6 +113,19 @@ async def test_a_client_that_takes_nothing_and_a_request_that_is_cancelled_are_c
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(read_on(), 10)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_content_that_cannot_go_on_does_not_look_whole() -> None:
+    async def content() -> AsyncGenerator[bytes]:
+        yield b"one"
+        raise Unfinished
+
+    async with served(app_of(content)) as (port, state):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD)
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        await eventually_no_tasks(state)
 
 
 async def test_a_stream_ends_as_a_response_does_and_the_connection_lives_on() -> None:

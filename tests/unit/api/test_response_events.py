@@ -167,16 +167,18 @@ def test_a_prompt_at_fault_is_told_in_openais_words() -> None:
     assert last["output"] == []
 
 
-def test_an_error_of_the_stream_repeats_the_last_number() -> None:
+def test_an_error_of_the_stream_has_the_next_number() -> None:
     error = {"error": {"message": "Going.", "type": "server_error", "param": None, "code": "x"}}
     frames = ResponseFrames(TASK, request(), after=7)
     frames.opening()
-    assert sse.parse(frames.trouble(error))[0].json["sequence_number"] == 7
-    frames = ResponseFrames(TASK, request())
+    assert sse.parse(frames.trouble(error))[0].json["sequence_number"] == 8
+    assert frames.farewell(error) is None  # the next event of the log will have it
+    frames = ResponseFrames(TASK, request(), attached=True)
     frames.opening()
     frames.frames(log(["a"], None))
+    assert frames.farewell(error) == frames.trouble(error)
     (frame,) = sse.parse(frames.trouble(error))
     assert frame.event == "error"
-    assert frame.json["sequence_number"] == 4
+    assert frame.json["sequence_number"] == 5
     assert frame.json["error"] == error["error"]
     assert (frame.json["code"], frame.json["message"]) == ("x", "Going.")

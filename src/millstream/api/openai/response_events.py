@@ -58,12 +58,16 @@ class Numbering:
 class ResponseFrames:
     """The frames of one stream; those up to number `after` are left out, but for their text.
 
-    Fed with the whole log, from its first event: the last frames repeat all the text.
+    Fed with the whole log, from its first event: the last frames repeat all the text. `attached`
+    says that the response ends with this stream, so that nobody goes on with it elsewhere.
     """
 
     ping = OPENAI_PING
 
-    def __init__(self, task_id: str, request: TaskRequest, *, after: int = -1) -> None:
+    def __init__(
+        self, task_id: str, request: TaskRequest, *, after: int = -1, attached: bool = False
+    ) -> None:
+        self._attached = attached
         self._task_id = task_id
         self._request = request
         self._after = after
@@ -106,18 +110,17 @@ class ResponseFrames:
         )
 
     def trouble(self, error: dict[str, Any]) -> str:
-        """An error of the stream, not of the response; it repeats the last number there was.
+        """An error that ends the stream, under the next number: there is none after it.
 
-        So a client that takes it for an event resumes where it was. The official one raises at
-        `error`; others look for OpenAI's older, flat form.
+        The official client raises at `error`; others look for OpenAI's older, flat form.
         """
-        value = {"type": "error", "sequence_number": max(self._after, self._next - 1)}
+        value = {"type": "error", "sequence_number": max(self._after + 1, self._next)}
         value |= {name: error["error"][name] for name in ("code", "message", "param")} | error
         return f"event: error\ndata: {one_line(value)}\n\n"
 
-    def farewell(self, error: dict[str, Any]) -> str:
-        """The same."""
-        return self.trouble(error)
+    def farewell(self, error: dict[str, Any]) -> str | None:
+        """The same, but where the response goes on, and another event will have that number."""
+        return self.trouble(error) if self._attached else None
 
     def _begin(self) -> str:
         """The frames before the first text."""

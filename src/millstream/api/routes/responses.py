@@ -73,7 +73,7 @@ async def create_response(asked: Annotated[Asked, Depends()]) -> Response:
         answer = await stored_responses.as_it_stands(pod, task_id, task, caller.id)
         return JSONResponse(answer, headers=accepted.headers)
     if body.stream:
-        frames = ResponseFrames(task_id, task)
+        frames = ResponseFrames(task_id, task, attached=accepted.attached)
         if options.background:
             return followed_answer(pod, accepted, caller.id, frames)
         return await streamed_answer(pod, accepted, caller.id, frames)
