@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from millstream.shared.connection import RedisTimeout
+from millstream.shared.connection import RedisError, RedisTimeout
 from millstream.shared.errors import InvalidRequest, NoWorker, UnknownModel
 from millstream.shared.keys import MODELS
 from millstream.shared.registry import WorkerInfo, read_workers
@@ -13,7 +13,10 @@ from millstream.shared.states import WorkerState
 
 FRESH_S = 1.0  # how old an answer may be
 MISS_S = 0.1  # how old, when a name is not in it: a worker may just have joined
-WAIT_S = 1.0  # how long a request waits for a look at the roster, before it waits for its own turn
+# How long a request waits for a look at the roster, before it waits for its own turn: with that (a
+# call takes CALL_S at the most) it stays under the 5 s in which a 503 must come.
+WAIT_S = 1.0
+FIRST_PAUSE_S = 0.25
 
 
 class Directory:
@@ -30,6 +33,18 @@ class Directory:
         self._read_at = 0.0
         self._workers: list[WorkerInfo] = []
         self._remembered: dict[str, float] = {}
+
+    async def load(self) -> None:
+        """Have a first view, however long that takes.
+
+        A client's first calls connect to each node and send the scripts; no request is to wait for
+        all of that, and `/ready` is red until it is done.
+        """
+        while not self._read_at:
+            try:
+                await self._refresh(FRESH_S)
+            except RedisError:
+                await asyncio.sleep(FIRST_PAUSE_S)
 
     async def _refresh(self, age_s: float) -> None:
         """Have a view no older than that; an older one must do where Redis is slow."""

@@ -245,6 +245,7 @@ async def open_pod(
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),
+            asyncio.create_task(pod.directory.load(), name="first roster"),
             asyncio.create_task(pod.heartbeat(url), name="heartbeat"),
             asyncio.create_task(pod.lag.run(), name="loop lag"),
             asyncio.create_task(pod.stream_slots.keep(), name="stream slots"),
