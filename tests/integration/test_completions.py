@@ -163,7 +163,17 @@ async def test_what_cannot_be_served_is_named(shared_fleet: LocalFleet) -> None:
             answer = await http.post("/v1/completions", json=body)
             assert answer.status_code == 400, body
             assert answer.json()["error"]["param"] == param, str(body)[:100]
-        # Which ids there are only the worker knows.
+        before = await shared_fleet.redis.dbsize()
+        beyond = 2**57
+        for body, param in [
+            ({"prompt": [[257], [beyond]]}, "prompt"),
+            ({"prompt": "x", "logit_bias": {str(beyond): 1}}, "logit_bias"),
+        ]:
+            answer = await http.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+            assert str(beyond - 1) in answer.json()["error"]["message"]
+        assert await shared_fleet.redis.dbsize() == before
+        # What is no token among those below the vocabulary's size, only this engine's worker knows.
         for stream in (False, True):
             body = {"prompt": [[7, 8], [9]], "stream": stream}
             answer = await http.post("/v1/completions", json=body)

@@ -141,6 +141,7 @@ class Admission:
             )
         try:
             name = await self._directory.resolve(requests[0].model or None, allowed=caller.models)
+            _check_ids(requests, self._directory.vocabulary_of(name))
             named = [
                 msgspec.structs.replace(request, model=name, traceparent=traceparent)
                 for request in bounded
@@ -304,6 +305,19 @@ class Admission:
         for text in texts:  # in a thread, which lets go of the interpreter while it looks
             if not await asyncio.to_thread(self._filter.allows, text):
                 raise refused_prompt(prompt_param(requests[0]))
+
+
+def _check_ids(requests: Sequence[TaskRequest], vocabulary: int) -> None:
+    """Refuse token ids that the model has not, if its vocabulary is known; else its worker does."""
+    if not vocabulary:
+        return
+    for request in requests:
+        for param, ids in (
+            ("prompt", request.prompt_ids),
+            ("logit_bias", request.sampling.logit_bias),
+        ):
+            if max(ids, default=0) >= vocabulary:
+                raise InvalidRequest(f"Token ids must be from 0 to {vocabulary - 1}.", param=param)
 
 
 def _class_of(caller: Caller, asked: Priority | None) -> Priority:

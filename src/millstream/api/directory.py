@@ -79,6 +79,11 @@ class Directory:
                 models[worker.model] = min(since, models.get(worker.model, since))
         return models
 
+    def vocabulary_of(self, model: str) -> int:
+        """Below what token ids must be for each worker of a model; 0: none has told."""
+        sizes = (worker.vocabulary for worker in self._workers if worker.model == model)
+        return min(filter(None, sizes), default=0)
+
     def _known(self) -> set[str]:
         known = {worker.model for worker in self._workers} | self._remembered.keys()
         known |= self._settings.on_demand

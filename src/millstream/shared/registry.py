@@ -30,6 +30,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     attempts_reclaimed: int = 0
     context_length: int = 0
+    vocabulary: int = 0
+    """Token ids that a caller may name are below it; 0: the worker looks at them itself."""
     numerics: str = ""
     note: str = ""
     """What a starting worker is doing."""

@@ -359,6 +359,7 @@ class Worker:
             tokens_per_s=self._tokens_per_s,
             attempts_reclaimed=self.metrics.reclaimed,
             context_length=self._info.context_length if self._info else 0,
+            vocabulary=self._info.vocabulary_size if self._info else 0,
             numerics=self._info.numerics if self._info else "",
             note=self._note,
             started_at=self._started_at,

@@ -29,7 +29,7 @@ MAX_CHOICES = 16
 MAX_BIASES = 1_024
 MAX_TOP_LOGPROBS = 20
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-# An id beyond the model's vocabulary is the worker's to refuse; 18 digits fit into 64 bits.
+# Whether the model has an id is known once the model is; 18 digits fit into 64 bits.
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 
 

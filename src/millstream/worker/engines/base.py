@@ -88,7 +88,7 @@ class EngineInfo:
     """What a started engine is."""
 
     vocabulary_size: int
-    """Token ids are 0 <= id < vocabulary_size; 0 means unbounded."""
+    """Token ids that a caller may name are 0 <= id < vocabulary_size; 0 means any."""
     context_length: int
     """Prompt and answer together, in tokens."""
     cache_tokens: int

@@ -22,7 +22,13 @@ from millstream.worker.engines.base import (
     OnStep,
     StepOutput,
 )
-from millstream.worker.engines.fake_script import FakeTokenizer, Script, is_token_id, read_script
+from millstream.worker.engines.fake_script import (
+    VOCABULARY,
+    FakeTokenizer,
+    Script,
+    is_token_id,
+    read_script,
+)
 
 CONTEXT_LENGTH = 1_000_000
 CRASH_EXIT_CODE = 70
@@ -157,7 +163,10 @@ class FakeEngine:
         )
         self._thread.start()
         return EngineInfo(
-            vocabulary_size=0, context_length=CONTEXT_LENGTH, cache_tokens=0, numerics="fake"
+            vocabulary_size=VOCABULARY,
+            context_length=CONTEXT_LENGTH,
+            cache_tokens=0,
+            numerics="fake",
         )
 
     def submit(self, request: GenerationRequest) -> None:

@@ -21,6 +21,8 @@ _TEXT = b"\x01"
 _CONTROL = b"\x02"
 # Long words and spaces are cut, so that counts stay plausible for text without spaces.
 _WORD = re.compile(r"\s{0,16}\S{1,32}|\s{1,32}")
+VOCABULARY = 2**57
+"""Ids that a caller may name are below it: of up to seven bytes. The engine's own are longer."""
 # Ids travel as decimal numbers, and Python reads no more than 4300 digits: 1785 bytes.
 _LONGEST_TOKEN = 1024
 

@@ -404,7 +404,7 @@ class TestRequests:
 
     async def test_info(self, running: Running) -> None:
         assert running.info == EngineInfo(
-            vocabulary_size=0, context_length=1_000_000, cache_tokens=0, numerics="fake"
+            vocabulary_size=2**57, context_length=1_000_000, cache_tokens=0, numerics="fake"
         )
 
 
