@@ -19,8 +19,8 @@ MAX_LOGPROBS = 5
 DEFAULT_MAX_TOKENS = 16  # OpenAI's for this route
 
 Text = Annotated[str, Field(min_length=1)]
-# Whether the model has an id is known once the model is. Fail fast: a hundred thousand wrong items are
-# one fault, not as many.
+# Whether the model has an id is known once the model is. Fail fast: a hundred thousand wrong items
+# are one fault, not as many.
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=2**63)]], Field(min_length=1, fail_fast=True)
 ]
