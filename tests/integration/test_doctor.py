@@ -182,8 +182,11 @@ async def test_one_line_a_check(capsys: pytest.CaptureFixture[str], store: Store
     arguments = ["doctor", "--engine", "fake", "--port", str(store.port)]
     assert await asyncio.to_thread(invoke, arguments) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["ok", "ok", "ok", "fault"]
-    assert lines[-1].startswith(f"fault    port {store.port}: port {store.port} is taken")
+    assert [line.split()[0] for line in lines[:-1]] == ["ok", "ok", "ok", "fault"]
+    assert lines[-2].startswith(f"fault    port {store.port}: port {store.port} is taken")
+    assert lines[-1] == "Not fit to run a fleet: 1 fault."
+    assert await asyncio.to_thread(invoke, [*arguments[:-1], "0"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "Fit to run a fleet."
 
 
 async def test_keys_and_tokens(

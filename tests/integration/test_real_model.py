@@ -67,6 +67,12 @@ async def test_the_size_of_its_cache_is_told(metrics_port: int) -> None:
     assert told.value("kv_cache_max_tokens", model=MODEL) > 16 * 256
 
 
+async def test_its_makers_suggestion_is_told(model_fleet: LocalFleet) -> None:
+    async with httpx.AsyncClient(base_url=model_fleet.url) as http:
+        (model,) = (await http.get("/v1/models")).json()["data"]
+    assert (model["id"], model["suggested_sampling"]) == (MODEL, {"temperature": 0.2, "top_p": 0.9})
+
+
 async def test_it_knows_the_capital_of_france(client: openai.AsyncOpenAI) -> None:
     whole = await ask(client, "What is the capital of France?", max_tokens=40)
     chunks = [

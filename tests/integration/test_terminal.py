@@ -72,7 +72,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(fleet: LocalFleet) ->
     api, _ = await asyncio.gather(fleet.api(), fleet.worker())
     with _terminal("chat", "--url", api.url) as (process, master):
         screen = _Screen(master)
-        await screen.shows("> ")
+        await screen.shows(f"fake, temperature 0.7 at {api.url}. /help, Ctrl-D leaves.\n> ")
         os.write(master, b'@fake {"tokens": 10000, "rate": 20}\n')
         task_id = await _only_task(fleet)
         await eventually(lambda: _length(fleet, task_id, 3), what="some tokens")
@@ -93,6 +93,7 @@ async def test_top(fleet: LocalFleet) -> None:
     assert code == 0
     (row,) = [line for line in out.splitlines() if f"-{worker.pid}-" in line]
     assert row.split()[1:3] == ["fake", "ready"]
+    assert "   Valkey 9." in out
     code, out, _ = await _run("top", "--json", url=api.url)
     assert json.loads(out)["workers"][0]["pid"] == worker.pid
     code, out, err = await _run("top", url="http://127.0.0.1:1")
@@ -119,7 +120,8 @@ async def test_bench(fleet: LocalFleet, tmp_path: Path) -> None:
     second = await fleet.api()
     arguments[2] = second.url
     code, out, err = await _run(*arguments, "--max-concurrency", "3")
-    assert (code, err) == (0, "")
+    line = f"12 requests for fake at {second.url}, 3 at once at the most\n"
+    assert (code, err) == (0, line)
     figures = json.loads((tmp_path / "b.json").read_text())
     assert figures["completed"] == 12
     assert figures["total_output_tokens"] == 60

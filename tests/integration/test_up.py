@@ -17,7 +17,7 @@ from tests.support.up_process import UpProcess, ask, finished_task
 async def test_the_printed_curl_line_streams_an_answer(tmp_path: Path) -> None:
     async with UpProcess(tmp_path) as up:
         await up.ready()
-        line = await up.says("curl -N")
+        line = await up.says("curl -sSN")
         if shutil.which("curl") is None:
             pytest.skip("curl is not installed")
         answer = subprocess.check_output(line, shell=True, text=True, timeout=15)  # noqa: ASYNC221

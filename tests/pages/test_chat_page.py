@@ -122,15 +122,21 @@ async def test_a_conversation_goes_on_is_edited_and_retried(chat: ChatPage) -> N
             else None
         ),
     )
+    await chat.ask(script("Untouched."))
+    await chat.ended()
+    assert bodies.pop()["temperature"] == 0.7
+    await chat.page.get_by_role("button", name="New conversation").click()
     await chat.page.get_by_role("button", name="Settings").click()
     await chat.page.get_by_label("System prompt").fill("Be brief.")
-    await chat.page.get_by_label("Temperature").fill("0.5")
+    temperature = chat.page.get_by_label("Temperature")
+    await expect(temperature).to_have_attribute("placeholder", "0.7")
+    await temperature.fill("0.5")
     await chat.page.get_by_role("button", name="Save").click()
     await chat.ask(script("First answer."))
     await chat.ended()
     await chat.ask(script("Second answer."))
     await chat.ended()
-    assert bodies[1]["temperature"] == 0.5
+    assert bodies[1]["temperature"] == 0.5  # it was 0.7, which is suggested
     assert bodies[1]["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": script("First answer.")},

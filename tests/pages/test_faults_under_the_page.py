@@ -53,6 +53,22 @@ async def test_pod_and_worker_are_killed(page: Page, fleet: LocalFleet) -> None:
     assert turn["usage"]["completion_tokens"] == -(-len(WORDS) // 4)
 
 
+async def test_the_worker_is_killed_and_another_comes_late(page: Page, fleet: LocalFleet) -> None:
+    api, worker = await asyncio.gather(fleet.api(), fleet.worker())
+    chat = await ChatPage(page).open(api.url)
+    await chat.ask(script(WORDS, rate=60))
+    await chat.has("word-10")
+    state = chat.answer.locator(".state")
+    await expect(state).to_have_text("")
+    worker.signal(signal.SIGKILL)
+    await expect(state).to_have_text("Waiting for a worker")
+    await fleet.worker()
+    await expect(state).to_have_text("", timeout=15_000)
+    await chat.ended()
+    await expect(chat.text).to_have_text(WORDS)
+    await expect(chat.marks).to_have_text(["moved to another worker"])
+
+
 async def test_the_page_is_loaded_again_in_the_middle(page: Page, fleet: LocalFleet) -> None:
     api, _ = await asyncio.gather(fleet.api(), fleet.worker())
     chat = await ChatPage(page).open(api.url)
@@ -107,9 +123,9 @@ async def test_a_fleet_with_keys_asks_for_one(page: Page, fleet: LocalFleet) -> 
     secret = "ann-key-of-twenty-four-letters"
     api, _ = await asyncio.gather(fleet.api(api_keys=f"ann:{secret}"), fleet.worker())
     await page.goto(api.url)
-    dialog = page.get_by_role("dialog", name="This fleet wants a key")
+    dialog = page.get_by_role("dialog", name="This fleet needs an API key")
     await dialog.get_by_label("API key").fill(secret)
-    await dialog.get_by_role("button", name="Use it").click()
+    await dialog.get_by_role("button", name="Use this key").click()
     await page.wait_for_selector("#model option", state="attached")
     chat = ChatPage(page)
     await chat.ask(script("Come in."))

@@ -37,7 +37,7 @@ async def test_fleet_json_has_the_shape_of_the_contract(fleet: LocalFleet) -> No
 
         view = await eventually(look, what="the running task")
     assert view.keys() == {"redis", "apis", "workers", "models"}
-    assert view["redis"].keys() == {"url", "version", "used_memory"}
+    assert view["redis"].keys() == {"url", "name", "version", "used_memory"}
     (row,) = view["workers"]
     fields = "id pid host model engine state slots running tokens_per_s attempts_reclaimed"
     assert set(fields.split()) <= row.keys()

@@ -70,13 +70,12 @@ class Directory:
         await self._refresh(FRESH_S)
         return self._workers
 
-    async def served(self) -> dict[str, int]:
-        """Models of live workers, with the Unix time since when the oldest of each has lived."""
-        models: dict[str, int] = {}
-        for worker in await self.workers():
+    async def served(self) -> dict[str, WorkerInfo]:
+        """Models of live workers, with the oldest worker of each."""
+        models: dict[str, WorkerInfo] = {}
+        for worker in sorted(await self.workers(), key=lambda worker: worker.started_at):
             if worker.state != WorkerState.STARTING:
-                since = int(worker.started_at)
-                models[worker.model] = min(since, models.get(worker.model, since))
+                models.setdefault(worker.model, worker)
         return models
 
     def vocabulary_of(self, model: str) -> int:

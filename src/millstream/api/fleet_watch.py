@@ -10,7 +10,7 @@ import msgspec
 from millstream.shared.address import mask_password
 from millstream.shared.keys import Keys
 from millstream.shared.queue_depth import QueueDepth
-from millstream.shared.redis_check import Info
+from millstream.shared.redis_check import Info, server_of
 from millstream.shared.registry import ApiInfo, WorkerInfo, read_apis, read_workers
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
@@ -113,10 +113,10 @@ class FleetWatch:
         )
 
     def _redis(self, look: FleetLook) -> dict[str, Any]:
+        name, version = server_of(look.servers[0])
         return {
             "url": mask_password(self._settings.redis_url),
-            "version": next(
-                str(info.get("valkey_version", info["redis_version"])) for info in look.servers
-            ),
+            "name": name,
+            "version": version,
             "used_memory": sum(int(info["used_memory"]) for info in look.servers),
         }

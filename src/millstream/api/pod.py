@@ -33,6 +33,7 @@ from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.content_filter import Filters
 from millstream.shared.keys import APIS, Keys
 from millstream.shared.limits import LimitStore
+from millstream.shared.listener import public_url_of
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.metrics.loop_lag import LoopLag
 from millstream.shared.redis_check import UnfitRedis
@@ -241,7 +242,7 @@ async def open_pod(
             filters,
             calls=calls,
         )
-        url = f"http://{settings.host}:{settings.port}"
+        url = public_url_of(settings.host, settings.port)
         background = [
             asyncio.create_task(pod.feed.run(), name="feed"),
             asyncio.create_task(pod.feed.pulse(), name="pulse"),

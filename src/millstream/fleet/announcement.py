@@ -38,7 +38,7 @@ Millstream is ready at {url}{also}
 
   Open it in a browser to chat; {url}/fleet shows the fleet.
 {needed}
-  curl -N {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {quoted}
+  curl -sSN {url}/v1/chat/completions{header} -H 'Content-Type: application/json' -d {quoted}
 
   Python: openai.OpenAI(base_url="{url}/v1", api_key={given})
 

@@ -40,6 +40,9 @@ class Conversation:
     model: str | None = None
     system: str = ""
     sampling: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What was asked for; it wins over what the model's makers suggest."""
+    suggestions: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    """By model."""
     turns: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
 
     def body(self, question: str) -> dict[str, Any]:
@@ -47,7 +50,19 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.turns, {"role": "user", "content": question}]
         model = {"model": self.model} if self.model else {}
-        return {**model, "messages": messages, **self.sampling}
+        return {**model, "messages": messages, **self.suggested, **self.sampling}
+
+    @property
+    def suggested(self) -> dict[str, float]:
+        """What the makers of its model, or of the only one, suggest to sample with."""
+        if self.model is None and len(self.suggestions) == 1:
+            return next(iter(self.suggestions.values()))
+        return self.suggestions.get(self.model or "", {})
+
+    def describe(self) -> str:
+        """Its model, and how it samples."""
+        how = {**self.suggested, **self.sampling}
+        return ", ".join([self.model or "Millstream", *(f"{k} {v}" for k, v in how.items())])
 
     def change(self, command: str, rest: str) -> str:
         """Do what a command says; what to tell of it."""
@@ -176,7 +191,7 @@ async def ask_once(settings: Settings, conversation: Conversation, question: str
     """One question from a pipe, its answer on stdout; the exit code."""
     out = Printer(sys.stdout, sys.stderr)
     async with open_client(settings, out.note) as client:
-        await client.get("/health")  # a fleet that was never there is not waited for
+        conversation.suggestions = await _models(client)  # nor is one waited for that never was
         try:
             await answer(client, conversation, question, out)
         except Stopped:
@@ -192,12 +207,10 @@ def talk(settings: Settings, conversation: Conversation) -> int:
     last = ""
     # The loop runs only while something is asked: in between, Ctrl-C is a plain KeyboardInterrupt.
     with asyncio.Runner() as runner, _opened(runner, settings, out) as client:
-        models = runner.run(_models(client))
+        models = conversation.suggestions = runner.run(_models(client))
         if conversation.model is None and len(models) == 1:
-            conversation.model = models[0]
-        click.echo(
-            f"{conversation.model or 'Millstream'} at {fleet_url(settings)}. /help, Ctrl-D leaves."
-        )
+            (conversation.model,) = models
+        click.echo(f"{conversation.describe()} at {fleet_url(settings)}. /help, Ctrl-D leaves.")
         while True:
             try:
                 line = _read_question()
@@ -214,7 +227,8 @@ def talk(settings: Settings, conversation: Conversation) -> int:
                 conversation.forget(last)
                 _ask(runner, client, conversation, last, out)
             elif command == "/model" and not rest:
-                click.echo("\n".join(runner.run(_models(client))) or "No model is served yet.")
+                conversation.suggestions = runner.run(_models(client))
+                click.echo("\n".join(conversation.suggestions) or "No model is served yet.")
             elif command.startswith("/") and command[1:].isalpha():
                 click.echo(conversation.change(command, rest.strip()), nl=False)
             elif line:
@@ -255,8 +269,10 @@ async def _leave(context: AbstractAsyncContextManager[FleetClient]) -> None:
     await context.__aexit__(None, None, None)
 
 
-async def _models(client: FleetClient) -> list[str]:
-    return [model["id"] for model in (await client.get("/v1/models"))["data"]]
+async def _models(client: FleetClient) -> dict[str, dict[str, float]]:
+    """The models that are served, with what their makers suggest to sample with."""
+    served = (await client.get("/v1/models"))["data"]
+    return {model["id"]: model.get("suggested_sampling", {}) for model in served}
 
 
 def _read_question() -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import httpx2
 
 from millstream.fleet.frames import MalformedStream, read_frames
-from millstream.fleet.ports import url_of
 from millstream.shared.errors import MillstreamError
+from millstream.shared.listener import url_of
 from millstream.shared.settings import Settings
 
 TERMINAL = ("completed", "cancelled", "failed")

@@ -13,10 +13,10 @@ import click
 from millstream.fleet.doctor_keys import examine_keys
 from millstream.fleet.doctor_redis import examine_redis
 from millstream.fleet.plan import Model, choose_models
-from millstream.fleet.ports import check_port, url_of
+from millstream.fleet.ports import check_port
 from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.shared.errors import MillstreamError, SettingsError
-from millstream.shared.listener import PortTaken
+from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.redis_check import Finding, Verdict
 from millstream.shared.settings import Settings
 
@@ -40,7 +40,23 @@ def run(settings: Settings, models: Sequence[str], *, as_json: bool) -> int:
     else:
         for item in findings:
             click.echo(f"{item.verdict:<8} {item.check}: {item.text}")
+        click.echo(_verdict(findings))
     return 0 if healthy else 1
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """The last line: whether a fleet can run here."""
+    faults, warnings = (
+        sum(finding.verdict == kind for finding in findings)
+        for kind in (Verdict.FAULT, Verdict.WARNING)
+    )
+    counts = [
+        f"{count} {word}{'' if count == 1 else 's'}"
+        for count, word in ((faults, "fault"), (warnings, "warning"))
+        if count
+    ]
+    fit = "Not fit to run a fleet" if faults else "Fit to run a fleet"
+    return f"{fit}: {', '.join(counts)}." if counts else f"{fit}."
 
 
 async def _redis(settings: Settings) -> list[Finding]:

@@ -45,6 +45,8 @@ def server_command(binary: Path, state: StateFolder) -> list[str]:
         "save": "",
         # Full memory must refuse new tasks, never forget old ones.
         "maxmemory-policy": "noeviction",
+        # And before the kernel ends a process to make room.
+        "maxmemory": str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4),
         "loglevel": "notice",
         # Its title would be written over the environment, and so over the mark of the fleet.
         "set-proc-title": "no",

@@ -4,10 +4,7 @@ import contextlib
 import socket
 
 from millstream.shared.errors import SettingsError
-from millstream.shared.listener import bind, explain, taken
-
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound here
-"""Addresses that mean every interface, and where to reach them from this machine."""
+from millstream.shared.listener import WILDCARDS, bind, explain, taken
 
 _CONNECT_S = 0.5
 
@@ -43,12 +40,6 @@ def check_port(host: str, port: int) -> None:
             listener.listen(1)
         except OSError as error:
             raise explain(error, host, port) from None
-
-
-def url_of(host: str, port: int) -> str:
-    """Where a pod that listens on `host` can be reached from this machine."""
-    host = WILDCARDS.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _free_ports(host: str, count: int) -> list[int]:

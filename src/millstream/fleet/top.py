@@ -21,7 +21,7 @@ _STYLES = {"ready": "green", "starting": "dim", "draining": "yellow", "stalled":
 
 def draw(fleet: dict[str, Any], url: str, now: float) -> Group:
     """What is seen of `/fleet.json`."""
-    models, workers, apis = fleet["models"], fleet["workers"], fleet["apis"]
+    models, workers, apis, store = (fleet[part] for part in ("models", "workers", "apis", "redis"))
     ready = sum(worker["state"] == "ready" for worker in workers)
     head = Text.assemble(
         ("Millstream ", "bold"),
@@ -30,7 +30,8 @@ def draw(fleet: dict[str, Any], url: str, now: float) -> Group:
         f"   {sum(model['running'] for model in models)} running",
         f"   {sum(model['waiting'] for model in models)} waiting",
         f"   {ready}/{len(workers)} workers",
-        f"   Redis {fleet['redis']['version']}, {fleet['redis']['used_memory'] / 2**20:.1f} MB",
+        f"   {store.get('name', 'Redis')} {store['version']}",
+        f", {store['used_memory'] / 2**20:.1f} MB",
     )
     of_models = _table("MODEL", "WAITING", "RUNNING", "LONGEST WAIT", "TOKENS/S")
     for model in models:

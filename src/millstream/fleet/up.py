@@ -14,13 +14,14 @@ from millstream.fleet.announcement import ready_text
 from millstream.fleet.embedded import EmbeddedValkey
 from millstream.fleet.guard import Guard
 from millstream.fleet.plan import Model, api_specs, choose_models, worker_specs
-from millstream.fleet.ports import choose_ports, url_of
+from millstream.fleet.ports import choose_ports
 from millstream.fleet.screen import Screen
 from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.fleet.supervisor import Supervisor
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.content_filter import open_filters
 from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.listener import url_of
 from millstream.shared.settings import Settings
 
 

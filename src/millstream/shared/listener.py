@@ -10,6 +10,9 @@ import sys
 
 from millstream.shared.errors import MillstreamError, SettingsError
 
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - not bound here
+"""Addresses that mean every interface, and where to reach them from this machine."""
+
 _SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python has no name for it
 
 
@@ -38,6 +41,17 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise explain(error, host, port) from None
     return listener
+
+
+def url_of(host: str, port: int) -> str:
+    """Where a server that listens on `host` can be reached from this machine."""
+    host = WILDCARDS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def public_url_of(host: str, port: int) -> str:
+    """The same from other machines: by the machine's name, if it listens on every interface."""
+    return url_of(socket.gethostname() if host in WILDCARDS else host, port)
 
 
 def reached_by_others(host: str) -> bool:

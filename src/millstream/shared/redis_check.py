@@ -49,11 +49,18 @@ class Finding:
     text: str
 
 
+def server_of(info: Info) -> tuple[str, str]:
+    """What the server is, and its version; a Valkey also says which Redis it is like."""
+    if "valkey_version" in info:
+        return "Valkey", str(info["valkey_version"])
+    return "Redis", str(info.get("redis_version", "unknown"))
+
+
 def check_version(info: Info) -> Finding:
     """Every Valkey has what is needed, and Redis from 7 on."""
-    version = str(info.get("redis_version", "unknown"))
-    if "valkey_version" in info:
-        return Finding("version", Verdict.OK, f"Valkey {info['valkey_version']}")
+    name, version = server_of(info)
+    if name == "Valkey":
+        return Finding("version", Verdict.OK, f"{name} {version}")
     major = version.partition(".")[0]
     if not major.isdigit() or int(major) < OLDEST_MAJOR:
         return Finding(

@@ -40,6 +40,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     stale_refused: int = 0
     """Appends and renewals refused because a task had moved on or ended."""
     shards: int = 1
+    suggested_sampling: dict[str, float] = {}
+    """What the model's makers suggest to sample with, as `EngineInfo` has it."""
 
 
 class ApiInfo(msgspec.Struct, frozen=True, kw_only=True):

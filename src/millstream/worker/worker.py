@@ -361,6 +361,7 @@ class Worker:
             context_length=self._info.context_length if self._info else 0,
             vocabulary=self._info.vocabulary_size if self._info else 0,
             numerics=self._info.numerics if self._info else "",
+            suggested_sampling=dict(self._info.suggested_sampling) if self._info else {},
             note=self._note,
             started_at=self._started_at,
             shards=self._settings.shards,

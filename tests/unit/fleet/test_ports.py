@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.fleet.ports import check_port, choose_ports, url_of
+from millstream.fleet.ports import check_port, choose_ports
 from millstream.shared.errors import MillstreamError, SettingsError
-from millstream.shared.listener import PortTaken
+from millstream.shared.listener import PortTaken, public_url_of, url_of
 
 
 @pytest.fixture(params=["plain", "reuse", "wildcard", "reuseport"])
@@ -61,4 +61,6 @@ def test_urls_can_be_opened_here() -> None:
     assert url_of("127.0.0.1", 8000) == "http://127.0.0.1:8000"
     assert url_of("0.0.0.0", 8000) == "http://127.0.0.1:8000"
     assert url_of("::", 8000) == "http://[::1]:8000"
+    assert public_url_of("0.0.0.0", 8000) == f"http://{socket.gethostname()}:8000"
+    assert public_url_of("127.0.0.1", 8000) == "http://127.0.0.1:8000"
     assert url_of("fe80::1", 1) == "http://[fe80::1]:1"

@@ -61,7 +61,7 @@ def test_the_curl_line_survives_the_shell_whatever_the_models_name() -> None:
     assert "http://h:1 (also http://h:2)" in text
     (line,) = [line for line in text.splitlines() if "curl" in line]
     words = shlex.split(line)
-    assert words[:3] == ["curl", "-N", "http://h:1/v1/chat/completions"]
+    assert words[:3] == ["curl", "-sSN", "http://h:1/v1/chat/completions"]
     body = json.loads(words[-1])
     assert body["model"] == 'it\'s "x"'
     assert body["stream"] is True

@@ -8,16 +8,17 @@ let asked = null;
 const why = h("p", { class: "quiet" });
 const field = h("input", { name: "key", type: "password", autocomplete: "off", spellcheck: "false", required: true });
 const keep = h("input", { type: "checkbox" });
+const forget = h("button", { value: "forget", class: "danger", formnovalidate: true }, "Forget the key in use");
 const dialog = h("dialog", { "aria-labelledby": "key-title" },
   h("form", { method: "dialog" },
-    h("h2", { id: "key-title" }, "This fleet wants a key"),
+    h("h2", { id: "key-title" }, "This fleet needs an API key"),
     why,
     h("label", {}, "API key", field),
-    h("label", { class: "row" }, keep, " Keep it in this browser"),
+    h("label", { class: "row" }, keep, " Remember it in this browser, not only until this tab is closed"),
     h("div", { class: "row end" },
-      h("button", { value: "forget", class: "danger", formnovalidate: true }, "Forget it"),
+      forget,
       h("button", { value: "cancel", formnovalidate: true }, "Cancel"),
-      h("button", { value: "save", class: "main" }, "Use it"))));
+      h("button", { value: "save", class: "main" }, "Use this key"))));
 document.body.append(dialog);
 
 /** True once a key has been given or forgotten, false if the reader would rather not. */
@@ -26,6 +27,7 @@ export function askForKey(reason) {
   asked ??= new Promise((resolve) => {
     why.textContent = reason;
     field.value = "";
+    forget.hidden = key.get() === null;
     dialog.returnValue = "";
     dialog.onclose = () => {
       const choice = dialog.returnValue;

@@ -25,6 +25,8 @@ from millstream.shared.errors import MillstreamError
 from millstream.shared.settings import Settings
 
 _PROGRESS_S = 0.5
+_LINE_S = 10.0
+"""Between lines of progress where none can move: on a pipe, in a log."""
 _ANSWER_S = 600.0
 
 
@@ -84,6 +86,11 @@ async def _bench(settings: Settings, options: BenchOptions, screen: Screen) -> d
         async def ask(one: Ask) -> Outcome:
             return await ask_chat(http, one, model=model, temperature=options.temperature)
 
+        if not screen.moving:
+            screen.warn(
+                f"{options.count} requests for {model} at {fleet_url(settings)}, "
+                f"{options.at_once} at once at the most"
+            )
         for warmup in draw(options.mixes, options.warmups, rng, fake=fake):
             await ask(warmup)
         start = time.monotonic()
@@ -129,8 +136,12 @@ async def _drive(
 
     async def tell() -> None:
         while True:
-            screen.working(f"{len(outcomes)} of {len(asks)} requests answered")
-            await asyncio.sleep(_PROGRESS_S)
+            text = f"{len(outcomes)} of {len(asks)} requests answered"
+            if screen.moving:
+                screen.working(text)
+            elif outcomes:
+                screen.warn(text)
+            await asyncio.sleep(_PROGRESS_S if screen.moving else _LINE_S)
 
     telling = asyncio.create_task(tell())
     try:

@@ -18,14 +18,14 @@ from millstream.fleet.chaos.client import MODEL
 from millstream.fleet.chaos.link import Link
 from millstream.fleet.embedded import EmbeddedValkey
 from millstream.fleet.plan import ProcessSpec
-from millstream.fleet.ports import choose_ports, url_of
+from millstream.fleet.ports import choose_ports
 from millstream.fleet.screen import Screen
 from millstream.fleet.state_folder import StateFolder
 from millstream.fleet.supervisor import Supervisor
 from millstream.fleet.watch import watch
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import MillstreamError
-from millstream.shared.listener import PortTaken
+from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.registry import ApiInfo, WorkerInfo, read_apis, read_workers
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import PREFIX, Settings

@@ -9,7 +9,11 @@ from millstream.fleet.commands import options
 @click.argument("model", required=False)
 @options.url
 @click.option("--system", metavar="TEXT", default="", help="What the model is told first.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0: always the likeliest token.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    help="0: always the likeliest token; by default what the model's makers suggest.",
+)
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer.")
 @click.option("--seed", type=int, help="The same answer again, for the same question.")
 def chat(

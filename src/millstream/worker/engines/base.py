@@ -93,6 +93,8 @@ class EngineInfo:
     """Prompt and answer together, in tokens."""
     cache_tokens: int
     """Tokens of KV cache over all requests; 0 means unbounded."""
+    suggested_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the model's makers suggest to sample with, of `temperature`, `top_p` and `top_k`."""
     numerics: str
     """Names what greedy text depends on (device, dtype, kernels), for people comparing runs."""
 

