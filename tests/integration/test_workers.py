@@ -164,3 +164,21 @@ async def test_a_worker_that_holds_the_gil_loses_its_task_once(
     assert attempts == sorted(attempts)
     assert set(attempts) == {b"1", b"2"}
     await fleet.quiet()
+
+
+async def test_the_first_worker_is_known_at_once(fleet: LocalFleet) -> None:
+    """No request is refused for a view of the roster from before it joined."""
+    api = await fleet.api()
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        refused = await http.post("/tasks", json={"prompt": "hello"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "no_worker"
+        await fleet.worker(ready=False)
+
+        async def joined() -> bool:
+            await http.get("/ready")  # the pod looks, once a second at the most
+            return bool(await fleet.scripts.remembered_models())
+
+        await eventually(joined, within_s=25, what="the worker")
+        assert (await http.post("/tasks", json={"prompt": "hello"})).status_code == 202
+    await fleet.quiet()

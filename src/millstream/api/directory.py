@@ -104,7 +104,9 @@ class Directory:
             InvalidRequest: none was named, and there are several.
         """
         await self._refresh(FRESH_S)
-        if name is not None and name not in self._known():
+        if not self._known():
+            await self._refresh(0)  # the first worker may have joined since this pod started
+        elif name is not None and name not in self._known():
             await self._refresh(MISS_S)
         known = self._known()
         if not known:
