@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from millstream.api.silence import Silence
 from millstream.api.wire import WIRE, Wire
-from millstream.shared.events import Event
+from millstream.shared.events import TOKEN, Event
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +47,13 @@ class Shortcut:
     def __call__(self, events: Sequence[Event]) -> bool:
         """Send events; False: that is for the loop to do."""
         wire = self.wire
-        if wire is None or not wire.clear or events[-1].terminal:
+        if wire is None or not wire.clear or events[-1].kind != TOKEN:
             return False
         if text := self._frames(events):
             wire.write(text.encode())
-            self._silence.broken()
-        self._silence.heard()
+            self._silence.told()
+        else:
+            self._silence.heard()
         return True
 
 

@@ -56,30 +56,32 @@ class Reader:
         self._woken = False
 
     def offer(self, events: list[Event]) -> bool:
-        """Take new events from the feed, but for those already here.
+        """Take new events from the feed, which follow each other, but for those already here.
 
         True asks for `flush`: the owner waits, and what has come may pass it by.
         """
         if self.behind:
             return False  # the log has them, and will be read
+        first = events[0].seq
         if self._tail is None:
-            self._tail = events[0].seq
-        first = not self._buffer
-        for event in events:
-            if event.seq > self._tail:
+            self._tail = first
+        if first != self._tail:
+            if first > self._tail:
                 self.fall_behind()
                 return False
-            if event.seq == self._tail:
-                self._buffer.append(event)
-                self._tail += 1
-                self._size += len(event.data)
+            events = events[self._tail - first :]
+        self._tail += len(events)
+        for event in events:
+            self._size += len(event.data)
         if self._size > BUFFER_CHARS:
             self.fall_behind()
             return False
+        alone = not self._buffer
+        self._buffer += events
         if self._shortcut is None or self._waiter is None or self._waiter.done():
             self.wake()
             return False
-        return first
+        return alone
 
     def flush(self) -> Sequence[Event]:
         """Pass the buffer on by the shortcut; what went that way."""

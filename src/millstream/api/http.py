@@ -11,13 +11,13 @@ the answer, as is the end of a connection whose client says no more.
 import asyncio
 import socket
 import struct
-from collections import deque
 from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from millstream.api.errors import error_object
+from millstream.api.flag import Flag
 from millstream.api.security_headers import ALWAYS, UNLESS_SAID
 from millstream.api.wire import WIRE, Wire, then_stream
 from millstream.shared.schemas import to_json
@@ -47,22 +47,25 @@ def reset(transport: Any) -> None:
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol; also answers what is no HTTP in the shape of all other errors."""
 
-    _head_bytes = 0
-    _in_head = True
-    _head_timer: asyncio.TimerHandle | None = None
-    _ahead: bytearray | None = None
-    """What came while a request was being answered."""
-    _refusal = b""
-    """The answer to what came then and is no request; the last one."""
-    _half_closed = False
-    """The client says no more."""
+    # Apart from uvicorn's own: with more than 30 attributes objects share no table of their names.
+    __slots__ = (
+        "_ahead", "_answering", "_half_closed", "_head_bytes", "_head_timer", "_in_head", "_refusal",
+    )  # fmt: skip
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        uvicorns: Any = self
+        uvicorns.flow._is_writable_event = Flag(is_set=True)
         self.app: Any = partial(then_stream, self.app)
-        self._answering: deque[Wire] = deque()
+        self._answering: list[Wire] = []
         """The requests that have no whole answer yet, the oldest first; it alone is at work."""
+        self._ahead: bytearray | None = None
+        """What came while a request was being answered."""
+        self._refusal = b""
+        """The answer to what came then and is no request; the last one."""
+        self._half_closed = False
+        """The client says no more."""
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,7 +74,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
         self._ahead = None
         while self._answering:
-            self._answering.popleft().lose()
+            self._answering.pop(0).lose()
 
     def eof_received(self) -> Any:  # uvicorn says None, asyncio asks for a bool
         """Tell who is long about an answer; whether there is any to be given."""
@@ -116,6 +119,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is before:
             return  # a WebSocket's
+        uvicorns: Any = self
+        uvicorns.cycle.message_event = Flag()
         extensions[WIRE] = wire = Wire(self)
         self._answering.append(wire)
 
@@ -133,7 +138,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Go on with what has come meanwhile."""
         if self._answering:
-            self._answering.popleft()
+            self._answering.pop(0)
         super().on_response_complete()
         if self._ahead and not self._busy and not self.transport.is_closing():
             data, self._ahead = bytes(self._ahead), None
@@ -161,7 +166,7 @@ class BoundedHttp(HttpToolsProtocol):
     def _begin_head(self, size: int = 0) -> None:
         self._in_head = True
         self._head_bytes = size
-        self._head_timer = self.loop.call_later(HEAD_S, self._too_late)
+        self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(HEAD_S, self._too_late)
 
     def _end_head(self) -> None:
         if self._head_timer is not None:

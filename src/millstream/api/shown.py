@@ -8,9 +8,8 @@ showed for a little longer than that, and write it again after each loss of the 
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
@@ -20,7 +19,8 @@ from millstream.shared.steps import SHORT
 
 logger = logging.getLogger(__name__)
 
-# Redis syncs its file once a second, and up to a second later when the disk is slow.
+# Redis syncs its file once a second, and up to a second later when the disk is slow. What is older
+# is forgotten once a second, so it is up to a second more.
 KEEP_S = 3.0
 MOST_EVENTS = 512  # of one task; bounds what a reader that rushes through a long log leaves here
 
@@ -34,9 +34,19 @@ AT_ONCE = 8  # calls; half the connections of the pod
 class _Tail:
     """The last events of one log that a reader of this pod was given."""
 
-    batches: deque[tuple[float, list[Event]]]
-    count: int = 0
-    last: int = 0
+    last: int
+    """The number of the last of them."""
+    events: list[Event] = field(default_factory=list[Event])
+    marks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """By when which number had been given; noted now and then, as time costs more than a token."""
+
+    def forget(self, before: float) -> None:
+        """Let go of what had been given before a moment."""
+        upto = 0
+        while self.marks and self.marks[0][0] <= before:
+            _, upto = self.marks.pop(0)
+        if self.events and upto >= self.events[0].seq:
+            del self.events[: upto + 1 - self.events[0].seq]
 
 
 @dataclass(slots=True)
@@ -63,17 +73,15 @@ class Shown:
 
     def note(self, task_id: str, events: Sequence[Event]) -> None:
         """A reader is given these events of a log, which follow each other."""
-        tail = self._tails.get(task_id)
-        if tail is None or events[0].seq > tail.last + 1:
-            tail = self._tails[task_id] = _Tail(deque(), last=events[0].seq - 1)
-        new = [event for event in events if event.seq > tail.last]
-        if not new:
-            return  # another reader had them before
-        tail.batches.append((time.monotonic(), new))
-        tail.count += len(new)
-        tail.last = new[-1].seq
-        while tail.count > MOST_EVENTS and len(tail.batches) > 1:
-            tail.count -= len(tail.batches.popleft()[1])
+        tail, first = self._tails.get(task_id), events[0].seq
+        if tail is None or first > tail.last + 1:
+            tail = self._tails[task_id] = _Tail(first - 1)
+        if first <= tail.last:  # another reader had some before
+            events = events[tail.last + 1 - first :]
+        tail.events += events
+        tail.last += len(events)
+        if len(tail.events) > MOST_EVENTS:
+            del tail.events[:-MOST_EVENTS]
 
     def note_stop(self, task_id: str, caller: str, *, tokens: int) -> None:
         """A caller was told that its task is stopped, after so many tokens."""
@@ -85,13 +93,14 @@ class Shown:
 
     def forget_old(self, shard: int) -> None:
         """A shard's Redis has lived on: what is older than it could lose needs no keeping."""
-        oldest = time.monotonic() - KEEP_S
+        now = time.monotonic()
+        oldest = now - KEEP_S
         for task_id, tail in list(self._tails.items()):
             if shard_of(task_id) != shard:
                 continue
-            while tail.batches and tail.batches[0][0] < oldest:
-                tail.count -= len(tail.batches.popleft()[1])
-            if not tail.batches:
+            tail.marks.append((now, tail.last))
+            tail.forget(oldest)
+            if not tail.events:
                 del self._tails[task_id]
         for task_id, end in list(self._ends.items()):
             if end.told_at < oldest and shard_of(task_id) == shard:
@@ -112,7 +121,7 @@ class Shown:
             RedisError: Redis does not answer; nothing is forgotten, so it may be tried again.
         """
         tails = {
-            task_id: [event for _, batch in tail.batches for event in batch]
+            task_id: [*tail.events]
             for task_id, tail in self._tails.items()
             if shard_of(task_id) == shard
         }
@@ -145,10 +154,9 @@ class Shown:
                 if error is not None:
                     raise error
         # What has just been put back is as easily lost again as what was just told.
-        now = time.monotonic()
         for task_id in tails.keys() & self._tails.keys():
-            batches = self._tails[task_id].batches
-            self._tails[task_id].batches = deque((now, batch) for _, batch in batches)
+            self._tails[task_id].marks.clear()
+        now = time.monotonic()
         for told in ends.values():
             told.told_at = now
         self._ends = {**ends, **self._ends}

@@ -22,6 +22,10 @@ class Silence:
         """Something has been sent."""
         self._broken_at = time.monotonic()
 
+    def told(self) -> None:
+        """There were events, and they have been sent."""
+        self._broken_at = self.heard_at = time.monotonic()
+
     @property
     def due(self) -> bool:
         """Whether a keepalive must be sent now."""

@@ -22,11 +22,15 @@ class Wire:
         protocol: uvicorn's, which has just made the cycle of this request and its response.
     """
 
-    __slots__ = ("_cycle", "_left", "_lost", "_protocol", "_when_over", "stream")
+    __slots__ = (
+        "_cycle", "_flow", "_left", "_lost", "_protocol", "_transport", "_when_over", "stream",
+    )  # fmt: skip
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
         self._cycle = protocol.cycle
+        self._flow = protocol.flow
+        self._transport = protocol.transport
         self._left = False
         self._lost: Callable[[], None] | None = None
         self._when_over: list[Callable[[], None]] | None = None
@@ -36,7 +40,7 @@ class Wire:
     @property
     def clear(self) -> bool:
         """Whether the client takes what it is sent."""
-        return not (self._left or self._cycle.flow.write_paused)
+        return not (self._left or self._flow.write_paused)
 
     def hand_over(self, stream: Callable[[Receive, Send], Awaitable[None]]) -> None:
         """Have a stream go on once the application has returned."""
@@ -50,11 +54,11 @@ class Wire:
             return
         if self._cycle.chunked_encoding:
             data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._cycle.transport.write(data)
+        self._transport.write(data)
 
     async def drain(self) -> None:
         """Return when the client takes something again, or has gone."""
-        await self._cycle.flow.drain()
+        await self._flow.drain()
 
     def cut(self) -> None:
         """Drop the client, unless it has gone."""
@@ -68,7 +72,7 @@ class Wire:
         stream, or is long about an answer, nothing tells it from one that has gone.
         """
         self._lost = lost
-        self._cycle.flow.resume_reading()  # a body that nobody reads may have paused it
+        self._flow.resume_reading()  # a body that nobody reads may have paused it
         if self._left:
             lost()
 

@@ -18,7 +18,7 @@ almost always; none when held-back text comes free at the end.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,8 +28,12 @@ TOKEN = "t"  # noqa: S105 - a kind of event, no secret
 TERMINAL_KINDS = frozenset({TaskState.COMPLETED, TaskState.CANCELLED, TaskState.FAILED})
 
 
-class Event(NamedTuple):
-    """One entry of a task's log. A tuple, since a busy pod makes a hundred thousand a second."""
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a task's log.
+
+    A pod makes a hundred thousand a second and keeps those of some seconds. The garbage collector
+    looks at none of them (`gc=False`): text and numbers cannot refer back.
+    """
 
     seq: int
     kind: str
@@ -160,14 +164,13 @@ def decode_pod_message(payload: bytes) -> list[tuple[str, list[Event]]]:
     """
     tasks: list[tuple[str, list[Event]]] = []
     for row in _pod_decoder.decode(payload):
-        seq = row[1]
-        tasks.append(
-            (
-                row[0],
-                [
-                    Event(seq + n, row[at], row[at + 1], row[at + 2])
-                    for n, at in enumerate(range(2, len(row), 3))
-                ],
-            )
-        )
+        task_id, seq = row[0], row[1]
+        if len(row) == 5:  # a token, as a step brings it
+            events = [Event(seq, row[2], row[3], row[4])]
+        else:
+            events = [
+                Event(seq + n, row[at], row[at + 1], row[at + 2])
+                for n, at in enumerate(range(2, len(row), 3))
+            ]
+        tasks.append((task_id, events))
     return tasks

@@ -19,6 +19,11 @@ RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 2.0
 OPEN_S = 4.0
 
 
+async def _as_it_is(message: Any) -> Any:
+    """Stands in for redis-py's handler, which writes each message out for a log nobody keeps."""
+    return message
+
+
 class Subscription:
     """One connection that listens on one sharded channel, wherever its slot lies.
 
@@ -57,7 +62,7 @@ class Subscription:
             try:
                 async with open_subscriber(self._redis_url, self._channel) as opened:
                     client: Any = opened  # redis-py does not type what it reads
-                    pubsub = client.pubsub()
+                    pubsub = client.pubsub(push_handler_func=_as_it_is)
                     try:
                         async with asyncio.timeout(OPEN_S):
                             await pubsub.ssubscribe(self._channel)

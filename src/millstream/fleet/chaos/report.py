@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import astuple
+
 from millstream.fleet.chaos.evidence import Evidence, TaskRecord
 from millstream.fleet.chaos.history import Connection, History
 from millstream.fleet.chaos.invariants import Broken, numbers_of, unlucky
@@ -206,7 +208,7 @@ def write_evidence(folder: Path, report: Report) -> None:
         told = {
             "broken": [item.what for item in report.broken if item.task_id == task_id],
             "fields": task.fields if task else None,
-            "log": [[entry.attempt, *entry.event] for entry in task.log] if task else None,
+            "log": [[entry.attempt, *astuple(entry.event)] for entry in task.log] if task else None,
             "reference": task.reference.events if task else None,
             "clients": [history.to_dict() for history in histories],
         }
