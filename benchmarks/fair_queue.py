@@ -1,21 +1,25 @@
 """What two callers get of a fleet that both ask for more than it has, one ten times as much.
 
-    MILLSTREAM_API_KEYS=heavy:aaaaaaaaaaaaaaaaaaaaaaaa,light:bbbbbbbbbbbbbbbbbbbbbbbb \\
-        MILLSTREAM_MAX_CONCURRENT=4 MILLSTREAM_FAKE_TOKENS_PER_S=20 millstream up --engine fake
-    python benchmarks/fair_queue.py aaaaaaaaaaaaaaaaaaaaaaaa bbbbbbbbbbbbbbbbbbbbbbbb
+    python -m benchmarks.fair_queue [--seconds 60] [--one-caller] [--json FILE]
 
-First both keep tasks waiting, 100 and 10 of them: the shares of tokens should be equal. Then the
-light one has a single task at a time: how long does it wait? The same key twice makes both one
-caller, which is served first in, first out: that is what to compare with. Tasks take a second, so
-that ten clients can ask faster than they are served: who does not wait has no share.
+A pod and a worker of 4 slots with the fake engine, 20 tokens/s each. First both callers keep tasks
+waiting, 100 and 10 of them: the shares of tokens should be equal. Then the light one has a single
+task at a time: how long does it wait? `--one-caller` gives both one key, so that first in is first
+out: that is what to compare with. Tasks take a second, so that ten clients can ask faster than they
+are served: who does not wait has no share.
 """
 
 import argparse
 import asyncio
 import itertools
+import tempfile
 import time
+from pathlib import Path
 
 import httpx
+from benchmarks.support.report import Row, finish
+from tests.support.local_fleet import LocalFleet
+from tests.support.store import Store
 
 TOKENS = 20
 HEAVY, LIGHT = 100, 10
@@ -51,7 +55,7 @@ def percentile(values: list[float], at: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * at / 100))]
 
 
-async def measure(url: str, heavy_key: str, light_key: str, seconds: float) -> None:
+async def measure(url: str, keys: tuple[str, str], seconds: float) -> list[Row]:
     """Both phases."""
 
     def client(key: str) -> httpx.AsyncClient:
@@ -62,7 +66,8 @@ async def measure(url: str, heavy_key: str, light_key: str, seconds: float) -> N
             limits=httpx.Limits(max_connections=None),
         )
 
-    async with client(heavy_key) as heavy, client(light_key) as light:
+    rows: list[Row] = []
+    async with client(keys[0]) as heavy, client(keys[1]) as light:
         for clients in (LIGHT, 1):
             begin = time.monotonic() + WARM_UP_S
             end = begin + seconds
@@ -71,25 +76,45 @@ async def measure(url: str, heavy_key: str, light_key: str, seconds: float) -> N
                 TOKENS * sum(begin <= ended < end for ended, _ in done) for done in (many, few)
             ]
             waits = [wait for ended, wait in few if begin <= ended < end]
-            print(
-                f"{HEAVY}:{clients} waiting, {seconds:g} s: {tokens[0]} and {tokens[1]} tokens, "
-                f"the light one's share {tokens[1] / sum(tokens):.1%}; "
-                f"it waited p50 {percentile(waits, 50):.2f} s, p99 {percentile(waits, 99):.2f} s"
-            )
+            figures = {
+                "heavy_tokens": tokens[0],
+                "light_tokens": tokens[1],
+                "share": tokens[1] / sum(tokens),
+                "light_waited_p50_s": percentile(waits, 50),
+                "light_waited_p99_s": percentile(waits, 99),
+            }
+            rows.append(Row("millstream", f"{clients} tasks beside {HEAVY}", figures))
+    return rows
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("heavy_key")
-    parser.add_argument("light_key")
-    parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--seconds", type=float, default=60)
-    options = parser.parse_args()
-    asyncio.run(measure(options.url, options.heavy_key, options.light_key, options.seconds))
+async def run(options: argparse.Namespace) -> list[Row]:
+    """Start the fleet and measure."""
+    keys = "heavy-" + "a" * 24, "light-" + "b" * 24
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "store")
+        settings = {
+            "api_keys": f"heavy:{keys[0]},light:{keys[1]}",
+            "max_concurrent": 4,
+            "fake_tokens_per_s": 20,
+        }
+        try:
+            async with LocalFleet(store.url, Path(folder), **settings) as fleet:
+                pod, _ = await asyncio.gather(fleet.api(), fleet.worker())
+                asking = keys[:1] * 2 if options.one_caller else keys
+                return await measure(pod.url, asking, options.seconds)
+        finally:
+            store.end()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60, help="of each phase")
+    parser.add_argument("--one-caller", action="store_true", help="the same key for both")
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = parser.parse_args(arguments)
+    return finish("fair_queue", asyncio.run(run(options)), json_to=options.json)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

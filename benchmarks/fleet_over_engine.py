@@ -1,25 +1,34 @@
 """Tokens/s and TTFT of the fleet over HTTP, against the same engine in this process.
 
-    python benchmarks/fleet_over_engine.py http://127.0.0.1:8000
+    python -m benchmarks.fleet_over_engine [--url http://127.0.0.1:8000] [--json FILE]
 
-The fleet must be idle and serve the bundled model. Both do the same work in turns (greedy, the same
-prompts, the same number of new tokens); medians over the rounds and their ratio are printed. While
-one works the other is idle, but both are loaded: leave room for two copies of the model.
+A pod and a worker with the bundled model, of its own, or an idle fleet that serves it. Both do the
+same work in turns (greedy, the same prompts, the same number of new tokens); medians over the
+rounds and their ratio. While one works the other is idle, but both are loaded: leave room for two
+copies of the model.
 """
 
 import argparse
 import asyncio
 import json
 import statistics
+import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
+from benchmarks.support.report import Row, finish
+from tests.support.local_fleet import LocalFleet
+from tests.support.store import Store
 
 from millstream.shared.schemas import Message
 from millstream.worker.engines.base import EngineSettings, GenerationRequest, StepOutput
 from millstream.worker.engines.registry import create_engine
 
+LOAD_S = 120.0
 PROMPTS = [f"Write a long story about miller number {number}." for number in range(64)]
 
 
@@ -119,19 +128,29 @@ async def over_http(client: httpx.AsyncClient, streams: int, tokens: int) -> Run
     )
 
 
-async def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("url")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16])
-    options = parser.parse_args()
+@asynccontextmanager
+async def fleet(url: str | None) -> AsyncGenerator[str]:
+    """A fleet's address: that one, or one that is started and ended here."""
+    if url is not None:
+        yield url
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "store")
+        settings = {"engine": "transformers", "model": "bundled", "model_source": "bundled"}
+        try:
+            async with LocalFleet(store.url, Path(folder), lease_s=10, **settings) as started:
+                pod, _ = await asyncio.gather(started.api(), started.worker(within_s=LOAD_S))
+                yield pod.url
+        finally:
+            store.end()
+
+
+async def run(options: argparse.Namespace) -> list[Row]:
+    """Both in turns, for each number of streams."""
     local = InProcess()
-    info = await local.engine.start(local.on_step)
-    print(f"{info.numerics}; {options.tokens} tokens, median of {options.rounds} rounds")
-    print("streams | in process tok/s, TTFT ms | over HTTP tok/s, TTFT ms | ratio tok/s")
-    async with httpx.AsyncClient(base_url=options.url, timeout=300) as client:
+    rows: list[Row] = []
+    async with fleet(options.url) as url, httpx.AsyncClient(base_url=url, timeout=300) as client:
+        await local.engine.start(local.on_step)
         for streams in options.streams:
             await local.run(streams, 4)
             await over_http(client, streams, 4)
@@ -142,15 +161,30 @@ async def main() -> None:
                 )
                 for _ in range(options.rounds)
             ]
-            alone = statistics.median(pair[0].tokens_per_s for pair in pairs)
-            fleet = statistics.median(pair[1].tokens_per_s for pair in pairs)
-            print(
-                f"{streams:7} | {alone:.1f}, {statistics.median(p[0].ttft_ms for p in pairs):.0f}"
-                f" | {fleet:.1f}, {statistics.median(p[1].ttft_ms for p in pairs):.0f}"
-                f" | {statistics.median(p[1].tokens_per_s / p[0].tokens_per_s for p in pairs):.3f}"
-            )
-    await local.engine.stop()
+            alone, over = zip(*pairs, strict=True)
+            figures = {
+                "alone_tokens_per_s": statistics.median(one.tokens_per_s for one in alone),
+                "alone_ttft_ms": statistics.median(one.ttft_ms for one in alone),
+                "fleet_tokens_per_s": statistics.median(one.tokens_per_s for one in over),
+                "fleet_ttft_ms": statistics.median(one.ttft_ms for one in over),
+                "ratio": statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in pairs),
+            }
+            rows.append(Row("millstream", f"{streams} streams", figures))
+        await local.engine.stop()
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--url", default=None, help="of a fleet that runs already")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = parser.parse_args(arguments)
+    return finish("fleet_over_engine", asyncio.run(run(options)), json_to=options.json)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    raise SystemExit(main())

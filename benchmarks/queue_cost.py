@@ -1,18 +1,20 @@
 """What a submit, a claim and an append cost the store, by depth of the queue and number of callers.
 
-    python -m benchmarks.queue_cost
+    python -m benchmarks.queue_cost [--json FILE]
 
 Starts a Valkey of its own. Figures are microseconds of the server's CPU a call, all of it: reading
 the command, the script, and the answer. Each is the least of several batches, for machines that
 other things run on.
 """
 
+import argparse
 import asyncio
 import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.report import Row, finish
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
 
@@ -28,6 +30,7 @@ CALLS = 400
 AT_ONCE = 50  # calls sent together, so that the server's sockets and scheduler weigh little
 QUEUES = ((0, 1), (1000, 1), (1000, 100), (10_000, 1), (10_000, 10_000))  # waiting, callers
 STEP = 32  # tasks of one append
+FIGURES = ("submit_us", "claim_us", "token_us", "end_us")
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 400 + b'"}]}'
 
 
@@ -113,8 +116,9 @@ class Bench:
         return [submit_s * 1e6, claim_s * 1e6, token_s / STEP * 1e6, end_s / STEP * 1e6]
 
 
-async def main() -> None:
-    """Print a table."""
+async def run() -> list[Row]:
+    """Each queue."""
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         server = start_valkey(port, Path(folder))
@@ -123,15 +127,23 @@ async def main() -> None:
                 for name in ("submit", "claim", "append"):
                     await client.script_load(script_text(name))
                 bench = Bench(client)
-                print("waiting  callers   submit    claim    token      end   (µs)")
                 for depth, callers in QUEUES:
-                    figures = await bench.measure(depth, callers)
-                    row = "".join(f"{figure:9.1f}" for figure in figures)
-                    print(f"{depth:7} {callers:8}{row}")
+                    costs = await bench.measure(depth, callers)
+                    figures = dict(zip(FIGURES, costs, strict=True))
+                    rows.append(Row("millstream", f"{depth} of {callers} callers wait", figures))
         finally:
             server.kill()
             server.wait(10)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = parser.parse_args(arguments)
+    return finish("queue_cost", asyncio.run(run()), json_to=options.json)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    raise SystemExit(main())

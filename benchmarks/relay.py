@@ -11,6 +11,7 @@ others who use the machine weigh little; medians over the rounds.
 - `8 behind`: the same with 8 tokens a step and stream.
 - `flood`: as fast as the worker writes.
 - `from the log`: readers of tasks whose text is in the log already.
+- `of many`: 8 behind for 200 streams, alone and while thousands of others wait.
 - `idle`: memory of streams whose task waits.
 
 "A send" is what the kernel alone takes for a piece: no relay in step can be cheaper.
@@ -154,6 +155,20 @@ async def idle(rig: Rig, requests: Sequence[str]) -> float:
             return (rig.pod.memory_mb() - before) / (len(requests) - few) * 1000
 
 
+async def of_many(rig: Rig, streams: int) -> dict[str, float]:
+    """What a token costs with so many other streams open, over what it costs with none."""
+    alone = await stepped(rig, FLOODED, 8)
+    # Of another model, or the writer would be given them.
+    others = [*map(native, await rig.writer.submit(streams, model="n"))]
+    async with crowd(rig.pod.port, others):
+        among = await stepped(rig, FLOODED, 8)
+    return {
+        "pod_us_per_token": among["pod_us_per_token"],
+        "alone_us_per_token": alone["pod_us_per_token"],
+        "ratio": among["pod_us_per_token"] / alone["pod_us_per_token"],
+    }
+
+
 async def waiting_tasks(rig: Rig, streams: int) -> dict[str, float]:
     """Each task's own stream, which tells its place in the queue."""
     requests = [*map(native, await rig.writer.submit(streams))]
@@ -175,6 +190,8 @@ def cases(options: argparse.Namespace) -> dict[str, Callable[[Rig], Coroutine[An
         named[f"flood, {size}"] = lambda rig, size=size: flood(rig, size)
     named["from the log, 100 x 500"] = from_the_log
     waiting = options.idle
+    if not options.quick:
+        named[f"of many, 200 of {2 * waiting}"] = lambda rig: of_many(rig, 2 * waiting - FLOODED)
     named[f"idle tasks, {waiting}"] = lambda rig: waiting_tasks(rig, waiting)
     named[f"idle chats, {waiting}"] = lambda rig: waiting_chats(rig, waiting)
     return {name: case for name, case in named.items() if options.only in name}
@@ -194,8 +211,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
     for number in range(options.rounds):
         figures["the kernel", "a send"].append({"us": send_us()})
         for name, case in cases(options).items():
-            if number and name.startswith("idle"):
-                continue  # the same each time
+            if number and name.startswith(("idle", "of many")):
+                continue  # the same each time, and it takes long
             print(f"round {number + 1}: {name}; load {os.getloadavg()[0]:.1f}", flush=True)
             figures["millstream", name].append(await measure(case, options.seconds))
         for rival in rivals:

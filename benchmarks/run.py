@@ -1,56 +1,85 @@
-"""Every benchmark that needs no fleet of its own and no model, one after the other.
+"""Every benchmark, one after the other, and one table of all targets.
 
-    python -m benchmarks.run [--quick]
+    python -m benchmarks.run [--quick] [--only NAME]
 
 `make bench-quick` and `make bench` run this. Each prints its own table as it goes, and leaves its
-figures in build/bench.
+figures in build/bench; the table of all is in build/bench/targets.md and targets.json, and is made
+of what lies there: of a benchmark that was left out, the figures of its last run.
 """
 
 import argparse
+import json
+import os
+import signal
 import subprocess
 import sys
 import time
 
 from benchmarks.support.processes import ROOT
+from benchmarks.support.targets import joint, read, table
 
 FOLDER = ROOT / "build" / "bench"
-# Each ends on its own long before; this only bounds what a fault in one would cost the others.
-MOST_S = {True: 110, False: 900}
+# Each ends on its own before; this only bounds what a fault in one would cost the others.
+MOST_S = {True: 110, False: 600}
 FULL = {
-    "relay": [],
+    "relay": ["--rounds", "3", "--seconds", "2"],
+    "ttft": [],
+    "gaps": [],
     "worker_cost": [],
+    "fleet_over_engine": ["--streams", "16"],
     "scale": [],
+    "queue_cost": [],
+    "sizing": [],
+    "fair_queue": ["--seconds", "30"],
+    "startup": [],
 }
 QUICK = {
     "relay": ["--quick"],
+    "ttft": ["--quick"],
     "worker_cost": ["--streams", "16", "--steps", "100"],
+    "startup": ["--rounds", "2"],
 }
+
+
+def run(name: str, arguments: list[str], most_s: float) -> str:
+    """Run one; how it ended."""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    left = ["--json", str(FOLDER / f"{name}.json")]
+    with subprocess.Popen([*command, *left], cwd=ROOT, start_new_session=True) as process:
+        try:
+            return "done" if process.wait(most_s) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            return f"not done in {most_s:g} s"
+        finally:
+            if process.poll() is None:  # it ends what it started
+                os.killpg(process.pid, signal.SIGINT)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> int:
     """Run them; 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="two minutes instead of twenty")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", default="", help="benchmarks whose name has this in it")
+    options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     said: list[str] = []
     failed = False
-    for name, arguments in (QUICK if quick else FULL).items():
+    for name, arguments in (QUICK if options.quick else FULL).items():
+        if options.only not in name:
+            continue
         print(f"=== {name}", flush=True)
-        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
         began = time.monotonic()
-        try:
-            subprocess.run(
-                [*command, "--json", str(FOLDER / f"{name}.json")],
-                cwd=ROOT,
-                check=True,
-                timeout=MOST_S[quick],
-            )
-            outcome = "done"
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            outcome, failed = f"failed: {error}", True
-        said.append(f"{name:15} {time.monotonic() - began:5.0f} s  {outcome}")
-    print("\n".join(["", *said, f"figures: {FOLDER.relative_to(ROOT)}/*.json"]))
+        outcome = run(name, arguments, MOST_S[options.quick])
+        failed |= outcome != "done"
+        said.append(f"{name:17} {time.monotonic() - began:5.0f} s  {outcome}")
+    rows = joint(read(FOLDER))
+    (FOLDER / "targets.json").write_text(json.dumps({"targets": rows}, indent=1), "utf-8")
+    (FOLDER / "targets.md").write_text(f"{table(rows)}\n", "utf-8")
+    print("\n".join(["", *said, "", table(rows), f"\nfigures: {FOLDER.relative_to(ROOT)}/*.json"]))
     return int(failed)
 
 

@@ -11,13 +11,13 @@ the series.
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.report import Row, finish
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
 
@@ -132,12 +132,9 @@ class Fleet:
         return Cost(submit, claim, await self.cost(self.step, 4 * CALLS) / STEP)
 
 
-async def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+async def run() -> list[Row]:
+    """All series."""
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
         server = start_valkey(port, Path(folder), "--appendonly", "yes")
@@ -145,25 +142,26 @@ async def main() -> None:
             async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
                 for name in ("submit", "claim", "append"):
                     await client.script_load(script_text(name))
-                print("workers  streams  shards   submit    claim    token  ratio   (µs)")
                 for series, sizes in SERIES.items():
-                    print(f"more {series}")
                     base = 0.0
                     for size in sizes:
                         cost = await Fleet(client, size).measure()
                         base = base or cost.token_us
-                        print(
-                            f"{size.workers:7} {size.streams:8} {size.shards:7} "
-                            f"{cost.submit_us:8.1f} {cost.claim_us:8.1f} {cost.token_us:8.2f} "
-                            f"{cost.token_us / base:6.2f}"
-                        )
-                        rows.append({"series": series, **asdict(size), **asdict(cost)})
+                        figures = asdict(size) | asdict(cost) | {"ratio": cost.token_us / base}
+                        rows.append(Row("millstream", series, figures))
         finally:
             server.kill()
             server.wait(10)
-    if options.json:
-        options.json.write_text(json.dumps(rows))
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = parser.parse_args(arguments)
+    return finish("scale", asyncio.run(run()), json_to=options.json)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """What a fleet costs besides its models: CPU by tokens, memory by streams and tasks.
 
-    python -m benchmarks.sizing [--streams 200] [--rate 20] [--seconds 15]
+    python -m benchmarks.sizing [--streams 200] [--rate 20] [--seconds 15] [--json FILE]
 
 A pod, a worker with the fake engine, and a Valkey with its append-only file. First all streams run
 at a steady rate, and the processes' CPU is read at the beginning and at the end of that time. Then
@@ -10,15 +10,14 @@ at a steady rate, and the processes' CPU is read at the beginning and at the end
 import argparse
 import asyncio
 import contextlib
-import json
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
+from benchmarks.support.report import Row, finish
 from tests.support import native
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
@@ -58,7 +57,7 @@ async def measure_tokens(
     streams: int,
     rate: float,
     seconds: float,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """CPU by tokens, and what Redis keeps of a task and a token."""
     tokens = int(rate * (seconds + 2 * SETTLE_S))
     before = (await fleet.redis.info("memory"))["used_memory"]
@@ -76,14 +75,14 @@ async def measure_tokens(
         used = {name: cpu_s(process) - used[name] for name, process in processes.items()}
     kept = (await fleet.redis.info("memory"))["used_memory"]
     return {
-        "tokens_per_s": round(made / took),
-        "cpu_us_per_token": {name: round(1e6 * s / made, 1) for name, s in used.items()},
-        "redis_bytes_per_task": round((tasks - before) / streams),
-        "redis_bytes_per_token": round((kept - tasks) / reader.tokens, 1),
+        "tokens_per_s": made / took,
+        **{f"{name}_us_per_token": 1e6 * s / made for name, s in used.items()},
+        "redis_bytes_per_task": (tasks - before) / streams,
+        "redis_bytes_per_token": (kept - tasks) / reader.tokens,
     }
 
 
-async def measure_idle(http: httpx.AsyncClient, pod: psutil.Process) -> dict[str, Any]:
+async def measure_idle(http: httpx.AsyncClient, pod: psutil.Process) -> dict[str, float]:
     """A pod's memory by streams that wait: their tasks stand still."""
     before = pod.memory_info().rss
     async with contextlib.AsyncExitStack() as stack:
@@ -98,12 +97,12 @@ async def measure_idle(http: httpx.AsyncClient, pod: psutil.Process) -> dict[str
         for reader in readers:
             reader.cancel()
     return {
-        "pod_rss_mb": round(before / 2**20, 1),
-        "pod_kb_per_idle_stream": round((after - before) / IDLE / 1024, 1),
+        "pod_rss_mb": before / 2**20,
+        "pod_kb_per_idle_stream": (after - before) / IDLE / 1024,
     }
 
 
-async def measure(*, streams: int, rate: float, seconds: float) -> None:
+async def run(*, streams: int, rate: float, seconds: float) -> list[Row]:
     """Start a fleet and do both."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
@@ -117,22 +116,28 @@ async def measure(*, streams: int, rate: float, seconds: float) -> None:
                     "redis": psutil.Process(store.popen.pid),
                 }
                 async with httpx.AsyncClient(base_url=pod.url, timeout=120, limits=CLIENTS) as http:
-                    print(json.dumps(await measure_tokens(
+                    tokens = await measure_tokens(
                         fleet, http, processes, streams=streams, rate=rate, seconds=seconds
-                    )))  # fmt: skip
-                    print(json.dumps(await measure_idle(http, processes["pod"])))
+                    )
+                    idle = await measure_idle(http, processes["pod"])
+                    return [
+                        Row("millstream", "a token", tokens), Row("millstream", "idle", idle)
+                    ]  # fmt: skip
         finally:
             store.end()
 
 
-def main() -> None:
-    """Read the arguments and measure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=200, help="at once")
     parser.add_argument("--rate", type=float, default=20, help="tokens per second of each")
     parser.add_argument("--seconds", type=float, default=15)
-    asyncio.run(measure(**vars(parser.parse_args())))
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = vars(parser.parse_args(arguments))
+    json_to = options.pop("json")
+    return finish("sizing", asyncio.run(run(**options)), json_to=json_to)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -22,12 +22,12 @@ def get(path: str) -> str:
     return f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n"
 
 
-def chat(content: str) -> str:
+def chat(content: str, *, max_tokens: int = 9) -> str:
     """A chat as a stream, as every peer takes it."""
     messages = [{"role": "user", "content": content}]
     return post(
         "/v1/chat/completions",
-        {"model": "m", "messages": messages, "stream": True, "max_tokens": 9},
+        {"model": "m", "messages": messages, "stream": True, "max_tokens": max_tokens},
     )
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.support.fake_openai PORT
 
-The content of a chat's first message is JSON: `{"rate": tokens a second}`; 0 is as fast as the
-client takes them, null is never. A token is a text `~` and 16 digits, as `readers.py` has it.
+The content of a chat's first message is JSON: `{"rate": tokens a second}`, for ever; 0 is as fast
+as the client takes them, null is never; or `{"tokens": so many}`, at once and no more. A token is a
+text `~` and 16 digits, as `readers.py` has it.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 CHUNK = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[{"index":0,"delta":{%b},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+LAST = (CHUNK % b"").replace(b'"finish_reason":null', b'"finish_reason":"stop"') + (
+    b"data: [DONE]\n\n"
 )
 INFORMATION = {
     b"/v1/models": {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "x"}]},
@@ -83,9 +87,16 @@ class Connection(asyncio.Protocol):
     def _stream(self, body: dict[str, Any]) -> None:
         content = body["messages"][0]["content"]
         text = content if isinstance(content, str) else content[0]["text"]
-        self._rate = json.loads(text)["rate"]
+        asked = json.loads(text)
+        self._rate = asked.get("rate")
         self._transport.write(HEAD)
         self._write(CHUNK % b'"role":"assistant","content":""')
+        if "tokens" in asked:
+            for _ in range(asked["tokens"]):
+                self._stamp()
+            self._write(LAST)
+            self._transport.write(b"0\r\n\r\n")
+            return
         if self._rate == 0:
             self._timer = self._loop.call_later(1.0, self._flood)  # when all streams are open
         elif self._rate is not None:

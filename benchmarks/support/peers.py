@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from benchmarks.support.processes import ROOT, Started, started
 from tests.support.ports import free_port
 
 WARM_S = 1.0
+UP_S = 240.0  # LiteLLM imports for a minute or two on a machine that has other work
 WAITING = 500
 
 NGINX = """
@@ -119,23 +121,36 @@ def installed() -> tuple[list[Peer], dict[str, str]]:
     return found, missing
 
 
+@contextmanager
+def in_front(peer: Peer) -> Generator[tuple[Started, int]]:
+    """A gateway, and the port of the fake server behind it.
+
+    Raises:
+        TimeoutError: it does not start in its time.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder, port, behind = Path(name), free_port(), free_port()
+        fake = [sys.executable, "-m", "benchmarks.support.fake_openai", str(behind)]
+        with (
+            started(fake, behind, log=folder / "fake", cwd=ROOT),
+            started(
+                peer.command(folder, port, behind), port, log=folder / "log", cwd=folder,
+                up_s=UP_S, LITELLM_LOCAL_MODEL_COST_MAP="True",
+            ) as gateway,
+        ):  # fmt: skip
+            yield gateway, behind
+
+
 async def measure(
     peer: Peer, seconds: float, *, paced: tuple[int, float], flooded: int
 ) -> dict[str, dict[str, float]]:
     """The cases that a gateway has, by name: paced (streams, tokens/s), flooded (streams), idle."""
     figures: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder, port, behind = Path(name), free_port(), free_port()
-        fake = [sys.executable, "-m", "benchmarks.support.fake_openai", str(behind)]
-        with started(fake, behind, log=folder / "fake", cwd=ROOT):
-            command = peer.command(folder, port, behind)
-            with started(
-                command, port, log=folder / "log", cwd=folder, LITELLM_LOCAL_MODEL_COST_MAP="True"
-            ) as gateway:
-                streams, rate = paced
-                figures["paced"] = await _through(gateway, [_asking(rate)] * streams, seconds)
-                figures["flood"] = await _through(gateway, [_asking(0)] * flooded, seconds)
-                figures["idle chats"] = await _idle(gateway)
+    with in_front(peer) as (gateway, _):
+        streams, rate = paced
+        figures["paced"] = await _through(gateway, [_asking(rate)] * streams, seconds)
+        figures["flood"] = await _through(gateway, [_asking(0)] * flooded, seconds)
+        figures["idle chats"] = await _idle(gateway)
     return figures
 
 

@@ -59,12 +59,13 @@ def started(
     *,
     log: Path | None = None,
     cwd: Path | None = None,
+    up_s: float = UP_S,
     **environment: str,
 ) -> Generator[Started]:
     """A process that listens on a port, in a session of its own so that all of it can be ended.
 
     Raises:
-        TimeoutError: it does not listen within `UP_S`, or has ended.
+        TimeoutError: it does not listen within `up_s`, or has ended.
     """
     with contextlib.ExitStack() as stack:
         sink = subprocess.DEVNULL if log is None else stack.enter_context(log.open("wb"))
@@ -74,7 +75,7 @@ def started(
         )  # fmt: skip
         process = Started(popen, port)
         stack.callback(process.end)
-        deadline = time.monotonic() + UP_S
+        deadline = time.monotonic() + up_s
         while not _listens(port):
             if popen.poll() is not None or time.monotonic() > deadline:
                 told = log.read_text(errors="replace")[-300:] if log else ""
@@ -105,13 +106,26 @@ def valkey() -> Generator[Started]:
 @contextlib.contextmanager
 def pod(store: Started, **settings: object) -> Generator[Started]:
     """An API pod on that Valkey."""
+    with _millstream("api", store, "port", **settings) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def worker(store: Started, **settings: object) -> Generator[Started]:
+    """A worker with the fake engine on that Valkey, as fast as it goes."""
+    with _millstream("worker", store, "metrics_port", engine="fake", **settings) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _millstream(kind: str, store: Started, listens: str, **settings: object) -> Generator[Started]:
     port = free_port()
     environment = {
-        "redis_url": f"redis://127.0.0.1:{store.port}/0", "port": port, "model": "m",
+        "redis_url": f"redis://127.0.0.1:{store.port}/0", listens: port, "model": "m",
         "max_queue": 20_000, "lease_s": 600, **settings,
     }  # fmt: skip
     named = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in environment.items()}
-    with started([sys.executable, "-m", "millstream", "api"], port, **named) as process:
+    with started([sys.executable, "-m", "millstream", kind], port, **named) as process:
         yield process
 
 

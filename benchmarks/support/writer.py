@@ -32,13 +32,13 @@ class Writer:
         self._scripts = scripts
         self.streams: list[Stream] = []
 
-    async def submit(self, count: int) -> list[str]:
+    async def submit(self, count: int, model: str = "m") -> list[str]:
         """Tasks that wait, of a caller without a key; their ids."""
-        request = encode_request(TaskRequest("m", prompt="x"))
+        request = encode_request(TaskRequest(model, prompt="x"))
         task_ids = [new_task_id(SHARD.shard) for _ in range(count)]
         for task_id in task_ids:
             await self._scripts.submit(
-                SHARD, task_id=task_id, model="m", caller=ANONYMOUS_ID, request=request,
+                SHARD, task_id=task_id, model=model, caller=ANONYMOUS_ID, request=request,
                 max_queue=20_000, live_ttl_s=3600,
             )  # fmt: skip
         return task_ids

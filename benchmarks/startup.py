@@ -1,0 +1,56 @@
+"""How long the commands take to be there: what Python itself takes, the help, and the API's import.
+
+    python -m benchmarks.startup [--rounds 5] [--json FILE]
+
+Each is a process of its own, warm (its files have been read before), in turns; medians of wall and
+CPU seconds. The CPU is what to read on a machine that does other things.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+from benchmarks.support.processes import ROOT
+from benchmarks.support.report import Row, finish
+
+COMMANDS = {
+    "python": ["-c", "pass"],
+    "millstream --help": ["-m", "millstream", "--help"],
+    "import the API": ["-c", "import millstream.api.server"],
+}
+
+
+def once(command: list[str]) -> tuple[float, float]:
+    """Wall and CPU seconds of a run."""
+    began, before = time.monotonic(), os.times()
+    subprocess.run(
+        [sys.executable, *command], check=True, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=60
+    )
+    wall, after = time.monotonic() - began, os.times()
+    spent = [times.children_user + times.children_system for times in (before, after)]
+    return wall, spent[1] - spent[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", default=None, help="a file for the figures")
+    options = parser.parse_args(arguments)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    for _ in range(options.rounds + 1):
+        for name, command in COMMANDS.items():
+            taken[name].append(once(command))
+    rows: list[Row] = []
+    for name, runs in taken.items():
+        walls, cpus = zip(*runs[1:], strict=True)  # the first reads the files
+        figures = {"wall_s": statistics.median(walls), "cpu_s": statistics.median(cpus)}
+        rows.append(Row("millstream", name, figures))
+    return finish("startup", rows, json_to=options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

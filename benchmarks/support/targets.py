@@ -1,0 +1,152 @@
+"""The targets, and where the figures of a run say how far they are met: one table of all."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure, and what it is to be.
+
+    Args:
+        what: What is measured.
+        unit: Its unit, as it is printed after numbers.
+        where: The benchmark, and the case in it.
+        figure: Its name there.
+        most: At most so much; or
+        least: at least so much. Neither: it is told for what it tells.
+        peers: The case in which peers do the same, where it has another name.
+    """
+
+    what: str
+    unit: str
+    where: tuple[str, str]
+    figure: str
+    most: float | None = None
+    least: float | None = None
+    peers: str = ""
+
+    @property
+    def bound(self) -> str:
+        """The target as it is printed."""
+        if self.most is not None:
+            return f"≤ {number(self.most)}{self.unit}"
+        return f"≥ {number(self.least)}{self.unit}" if self.least is not None else ""
+
+    def met(self, value: float) -> bool:
+        """Whether a figure is as it is to be."""
+        if self.most is not None:
+            return value <= self.most
+        return self.least is None or value >= self.least
+
+
+TARGETS = (
+    Target("first token, added by queue and relay, p50", " ms", ("ttft", "first token"),
+           "added_p50_ms", most=0.6),
+    Target("the same, p99", " ms", ("ttft", "first token"), "added_p99_ms", most=1.0),
+    Target("submits a core-second of a pod", "", ("ttft", "submit"), "submits_per_core_s"),
+    Target("tokens a core-second of a pod, in step", "", ("relay", "in step, 200"),
+           "tokens_per_core_s", least=120_000),
+    Target("the same, 8 behind", "", ("relay", "8 behind, 200"),
+           "tokens_per_core_s", least=400_000),
+    Target("the same, flooded", "", ("relay", "flood, 200"), "tokens_per_core_s", peers="flood"),
+    Target("publish to client, 100 x 30 tokens/s, p50", " ms", ("relay", "paced, 100 x 30/s"),
+           "p50_ms", most=0.2, peers="paced"),
+    Target("the same, p99", " ms", ("relay", "paced, 100 x 30/s"), "p99_ms", most=0.4,
+           peers="paced"),
+    Target("pod's CPU a token, 100 x 30 tokens/s", " µs", ("relay", "paced, 100 x 30/s"),
+           "pod_us_per_token", peers="paced"),
+    Target("memory of 1,000 task streams that wait", " MB", ("relay", "idle tasks"),
+           "mb_per_1000", most=15),
+    Target("the same, chats", " MB", ("relay", "idle chats"), "mb_per_1000", peers="idle chats"),
+    Target("Valkey, of a core at 10,000 tokens/s, in step", " %", ("relay", "in step, 200"),
+           "valkey_percent_at_10k", most=5.5),
+    Target("the same, 8 behind", " %", ("relay", "8 behind, 200"), "valkey_percent_at_10k",
+           most=5.5),
+    Target("worker's own CPU a token, 16 streams", " µs", ("worker_cost", "16"), "worker_us",
+           most=5),
+    Target("fleet's tokens/s over the engine's, 16 streams", "", ("fleet_over_engine", "16"),
+           "ratio", least=0.97),
+    Target("gap at kill -9 of a worker: lease 2 s, sweep, prefill", " s", ("gaps", "kill -9"),
+           "gap_s", most=3.25),
+    Target("gap at SIGTERM of a worker", " s", ("gaps", "SIGTERM"), "gap_s", most=1.0),
+    Target("store's CPU a token, 100 workers over that of 1", "", ("scale", "workers"), "ratio",
+           most=1.1),
+    Target("the same, 10,000 open streams over that of 160", "", ("scale", "open streams"),
+           "ratio", most=1.1),
+    Target("the same, 16 shards over that of 1", "", ("scale", "shards"), "ratio", most=1.1),
+    Target("pod's CPU a token, 200 of 10,000 streams over 200", "", ("relay", "of many"),
+           "ratio", most=1.1),
+    Target("a flooded fleet: the light caller's share of tokens", "", ("fair_queue", "10"),
+           "share"),
+    Target("millstream --help", " s", ("startup", "millstream --help"), "wall_s", most=0.2),
+    Target("import of the API", " s", ("startup", "import the API"), "wall_s", most=0.6),
+)  # fmt: skip
+
+
+def number(value: float) -> str:
+    """As people write it: three digits that count, thousands apart."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each benchmark that has left some: who, case, figures."""
+    told: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        whole = json.loads(path.read_text("utf-8"))
+        if isinstance(whole, list):  # `worker_cost`
+            told[path.stem] = [
+                {"who": "millstream", "case": str(row["streams"]), "figures": row} for row in whole
+            ]
+        elif "rows" in whole:
+            told[path.stem] = whole["rows"]
+    return told
+
+
+def figures_of(target: Target, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Who has which figure."""
+    found: dict[str, float] = {}
+    for row in rows:
+        ours = row["who"] == "millstream"
+        case = target.where[1] if ours or not target.peers else target.peers
+        if row["case"].startswith(case) and target.figure in row["figures"]:
+            found[row["who"]] = row["figures"][target.figure]
+    return found
+
+
+def joint(told: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """All targets, with the figures that there are."""
+    rows: list[dict[str, Any]] = []
+    for target in TARGETS:
+        found = figures_of(target, told.get(target.where[0], ()))
+        ours = found.pop("millstream", None)
+        rows.append(
+            {
+                "what": target.what, "unit": target.unit, "target": target.bound,
+                "millstream": ours, "peers": found,
+                "met": None if ours is None or not target.bound else target.met(ours),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same in Markdown."""
+    peers = sorted({who for row in rows for who in row["peers"]})
+    lines = [
+        "| what | target | Millstream | " + "".join(f"{peer} | " for peer in peers),
+        "| --- " * (3 + len(peers)) + "|",
+    ]
+    for row in rows:
+        ours = "not measured"
+        if row["millstream"] is not None:
+            missed = ": not met" if row["met"] is False else ""
+            ours = f"{number(row['millstream'])}{row['unit']}{missed}"
+        others = [number(row["peers"][peer]) if peer in row["peers"] else "" for peer in peers]
+        lines.append(" | ".join([f"| {row['what']}", row["target"], ours, *others]) + " |")
+    return "\n".join(line.rstrip() for line in lines)
