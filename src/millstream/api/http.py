@@ -49,7 +49,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     # Apart from uvicorn's own: with more than 30 attributes objects share no table of their names.
     __slots__ = (
-        "_ahead", "_answering", "_half_closed", "_head_bytes", "_head_timer", "_in_head", "_refusal",
+        "_ahead", "_answering", "_half_closed", "_head_bytes", "_head_timer", "_in_head",
+        "_refusal",
     )  # fmt: skip
 
     def connection_made(self, transport: Any) -> None:
