@@ -61,8 +61,8 @@ class StateFolder:
         path = self.path / "valkey.sock"
         if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH:
             return path
-        digest = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
-        return _private_temporary_folder() / f"{digest}.sock"
+        name = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest() + ".sock"
+        return _private_temporary_folder(len(name) + 1) / name
 
     def claim(self) -> None:
         """Take the folder for one `millstream up`.
@@ -140,8 +140,12 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-def _private_temporary_folder() -> Path:
-    folder = Path(tempfile.gettempdir()) / f"millstream-{os.getuid()}"
+def _private_temporary_folder(room: int) -> Path:
+    """One of this user's alone, whose path leaves a socket's room for so many bytes more."""
+    name = f"millstream-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(folder)) + room > _LONGEST_SOCKET_PATH:
+        folder = Path("/tmp") / name  # noqa: S108 - whose it is, is looked at below
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     # Anyone may have made it first, in a folder that all can write.

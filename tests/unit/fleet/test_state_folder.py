@@ -62,3 +62,5 @@ def test_a_socket_path_is_short_enough(tmp_path: Path, monkeypatch: pytest.Monke
     deep[0].socket.parent.chmod(0o755)
     with pytest.raises(MillstreamError, match="not a folder of yours alone"):
         _ = deep[0].socket
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/" + "t" * 90)
+    assert deep[0].socket.parent == Path(f"/tmp/millstream-{os.getuid()}")
