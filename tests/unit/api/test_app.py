@@ -53,3 +53,16 @@ def test_cors_answers_those_it_was_told_of(
     for answer in answers:
         assert answer.headers.get("access-control-allow-origin") == allowed
         assert "access-control-allow-credentials" not in answer.headers
+
+
+def test_no_request_waits_for_a_thread(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FastAPI sends a dependency that is no asynchronous function to one, a class too."""
+
+    async def refuse(call: object, **_: object) -> None:
+        raise AssertionError(f"{call} goes to a thread")
+
+    monkeypatch.setattr("fastapi.dependencies.utils.run_in_threadpool", refuse)
+    _, served = create_app(settings(redis_url))
+    with TestClient(served) as client:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tasks", "/chat"):
+            assert client.post(path, json={"no such field": 1}).status_code == 400

@@ -1,9 +1,9 @@
 """What every route that is answered on its own connection asks for, and how its tasks are made."""
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 from pydantic import BaseModel
 
 from millstream.api.admission import Accepted
@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request and what it is answered with (a FastAPI dependency)."""
+    """A request and what it is answered with."""
 
     request: Request
     pod: CurrentPod
@@ -70,3 +70,15 @@ class Asked:
             attached=key is None and not lasting,
             priority=mapping.priority_of(service_tier),
         )
+
+
+# A function, and an asynchronous one, though it waits for nothing: FastAPI sends anything else, a
+# class too, to a thread.
+async def asked_of(
+    request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
+) -> Asked:
+    """What a route is given that asks for it (a FastAPI dependency)."""
+    return Asked(request, pod, caller, slot)
+
+
+AskedHere = Annotated[Asked, Depends(asked_of)]

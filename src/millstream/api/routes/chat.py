@@ -1,9 +1,9 @@
 """`POST /v1/chat/completions`."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from millstream.api.answers import streamed_answer, whole_answer
@@ -11,7 +11,7 @@ from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.chat import ChatChoice, ChatChunks, chat_completion
 from millstream.api.openai.schemas import ChatCompletionRequest
-from millstream.api.routes.asked import Asked
+from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body
 from millstream.shared.errors import InvalidRequest
 
@@ -23,7 +23,7 @@ router = APIRouter(tags=["openai"])
     response_model=None,
     openapi_extra=json_body(ChatCompletionRequest),
 )
-async def create_chat_completion(asked: Annotated[Asked, Depends()]) -> Response:
+async def create_chat_completion(asked: AskedHere) -> Response:
     """An answer to a conversation, whole or as a stream."""
     body, raw = await asked.read(ChatCompletionRequest)
     if body.stream_options is not None and not body.stream:

@@ -1,9 +1,9 @@
 """`POST /v1/completions`."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from millstream.api.answers import streamed_answer, whole_answer
@@ -11,7 +11,7 @@ from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.openai.completion_schemas import CompletionRequest
 from millstream.api.openai.completions import Completion, CompletionChoice
-from millstream.api.routes.asked import Asked
+from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body
 
 router = APIRouter(tags=["openai"])
@@ -22,7 +22,7 @@ router = APIRouter(tags=["openai"])
     response_model=None,
     openapi_extra=json_body(CompletionRequest),
 )
-async def create_completion(asked: Annotated[Asked, Depends()]) -> Response:
+async def create_completion(asked: AskedHere) -> Response:
     """How texts go on, whole or as a stream."""
     body, raw = await asked.read(CompletionRequest)
     body.check_together()

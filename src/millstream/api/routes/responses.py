@@ -1,9 +1,9 @@
 """`/v1/responses`: OpenAI's Responses, made to be left and come back to where they are stored."""
 
 import time
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api import responses as stored_responses
@@ -27,7 +27,7 @@ from millstream.api.openai.response_schemas import (
     RetrieveQuery,
 )
 from millstream.api.pod import CurrentPod
-from millstream.api.routes.asked import Asked
+from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.routes.slots import StreamSlot
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
@@ -38,7 +38,7 @@ router = APIRouter(tags=["openai"])
 
 
 @router.post("/v1/responses", response_model=None, openapi_extra=json_body(ResponseRequest))
-async def create_response(asked: Annotated[Asked, Depends()]) -> Response:
+async def create_response(asked: AskedHere) -> Response:
     """An answer, whole, as a stream, or in the background."""
     pod, caller = asked.pod, asked.caller
     body, raw = await asked.read(ResponseRequest)

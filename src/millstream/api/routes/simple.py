@@ -13,7 +13,7 @@ from millstream.api.body import read_query
 from millstream.api.choices import Told
 from millstream.api.openai import mapping
 from millstream.api.pod import CurrentPod
-from millstream.api.routes.asked import Asked
+from millstream.api.routes.asked import Asked, AskedHere
 from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.simple.frames import SimpleFrames, parse_event_id
 from millstream.api.simple.schemas import SimpleBody, SimpleQuery
@@ -30,38 +30,45 @@ _QUERY = query_parameters(SimpleQuery)
 class SimplyAsked(Asked):
     """A request that may be of a reader who comes back."""
 
-    last_event_id: Annotated[str | None, Header()] = None
+    last_event_id: str | None
 
 
-AskedHere = Annotated[SimplyAsked, Depends()]
+async def simply_asked(
+    asked: AskedHere, last_event_id: Annotated[str | None, Header()] = None
+) -> SimplyAsked:
+    """What a route of this form is given (a FastAPI dependency)."""
+    return SimplyAsked(asked.request, asked.pod, asked.caller, asked.slot, last_event_id)
+
+
+AskedSimply = Annotated[SimplyAsked, Depends(simply_asked)]
 
 
 @router.post("/chat", response_model=None, openapi_extra=_BODY)
-async def chat(asked: AskedHere) -> Response:
+async def chat(asked: AskedSimply) -> Response:
     """The model's answer to a message or a conversation; a stream unless told otherwise."""
     return await _answer(asked, chat=True, stream=True)
 
 
 @router.post("/generate", response_model=None, openapi_extra=_BODY)
-async def generate(asked: AskedHere) -> Response:
+async def generate(asked: AskedSimply) -> Response:
     """What follows a prompt; whole unless told otherwise."""
     return await _answer(asked, chat=False, stream=False)
 
 
 @router.post("/generate/stream", response_model=None, openapi_extra=_BODY)
-async def generate_stream(asked: AskedHere) -> Response:
+async def generate_stream(asked: AskedSimply) -> Response:
     """What follows a prompt, as a stream."""
     return await _answer(asked, chat=False, stream=True, always=True)
 
 
 @router.get("/chat", response_model=None, openapi_extra=_QUERY)
-async def chat_events(asked: AskedHere) -> Response:
+async def chat_events(asked: AskedSimply) -> Response:
     """The stream of `POST /chat` for an EventSource."""
     return await _event_source(asked, chat=True)
 
 
 @router.get("/generate/stream", response_model=None, openapi_extra=_QUERY)
-async def generate_events(asked: AskedHere) -> Response:
+async def generate_events(asked: AskedSimply) -> Response:
     """The stream of `POST /generate/stream` for an EventSource."""
     return await _event_source(asked, chat=False)
 
