@@ -43,7 +43,7 @@ from millstream.shared.schemas import new_task_id
 from millstream.shared.script_runner import PARTS
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import PREFIX, Settings
-from millstream.shared.steps import AppendRow, Submitted
+from millstream.shared.steps import AppendRow, Refused, Submitted
 from millstream.worker.engines.fake_script import Directive
 
 DOCS = ROOT / "docs"
@@ -149,17 +149,20 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
         arguments |= lives | changes
         return (await scripts.claim(shard, worker=worker, model=model, **arguments))[0]
 
-    async def submit(caller: str = "ann", **changes: Any) -> str:
-        answer = await scripts.submit(
+    async def offer(max_queue: int = 9, caller: str = "ann", **changes: Any) -> Any:
+        return await scripts.submit(
             shard,
             task_id=new_task_id(0),
             model=model,
             caller=caller,
             request=b"{}",
-            max_queue=9,
+            max_queue=max_queue,
             live_ttl_s=7200,
             **changes,
         )
+
+    async def submit(**changes: Any) -> str:
+        answer = await offer(**changes)
         assert isinstance(answer, Submitted)
         return answer.task_id
 
@@ -216,6 +219,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
 
     await look()  # a worker stands idle
     await submit()
+    assert isinstance(await offer(max_queue=1), Refused)
     await look()  # a task waits
     channels = {name for name, (kind, _) in documented.items() if kind == "sharded channel"}
     assert seen == set(documented) - channels

@@ -13,6 +13,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:due` | ZSET id → Unix ms of its deadline | until the task's end |
 | `{ms:k}:idle:<model>` | ZSET worker → running tasks | workers that wait for a bell |
 | `{ms:k}:rate:<model>` | HASH | smoothed service rate, a day |
+| `{ms:k}:refused:<model>` | HASH caller → ticket and Unix ms | ten minutes after a refusal |
 | `{ms:k}:task:<id>` | HASH | while the task lives, then RESULT_TTL_S |
 | `{ms:k}:log:<id>` | STREAM `1-0`, `2-0`, … | as the task |
 | `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
@@ -99,6 +100,10 @@ class Keys:
         """How fast tasks of the model have been ending."""
         return f"{self.tag}:rate:{model}"
 
+    def refused(self, model: str) -> str:
+        """Who was refused for want of room, and when it should be back."""
+        return f"{self.tag}:refused:{model}"
+
     def dead(self, model: str) -> str:
         """Tasks that took MAX_ATTEMPTS workers down."""
         return f"{self.tag}:dead:{model}"
@@ -165,5 +170,5 @@ class Keys:
 def keys_of_queue(shard: Keys, model: str) -> list[str]:
     """All that a shard keeps of a model's queue."""
     levels = [key(level, model) for level in LEVELS for key in (shard.turns, shard.spent)]
-    rest = (shard.queue, shard.line, shard.fair, shard.idle, shard.rate)
+    rest = (shard.queue, shard.line, shard.fair, shard.idle, shard.rate, shard.refused)
     return [*levels, *(key(model) for key in rest)]

@@ -18,6 +18,7 @@ local function spent_key(level, model) return tag .. ':spent:' .. level .. ':' .
 local function due_key() return tag .. ':due' end
 local function idle_key(model) return tag .. ':idle:' .. model end
 local function rate_key(model) return tag .. ':rate:' .. model end
+local function refused_key(model) return tag .. ':refused:' .. model end
 local function dead_key(model) return tag .. ':dead:' .. model end
 local function usage_key(caller, day) return tag .. ':usage:' .. caller .. ':' .. int(day) end
 local function callers_key(day) return tag .. ':callers:' .. int(day) end

@@ -43,24 +43,50 @@ local function position()
 end
 
 -- Who is refused draws a ticket: the number of tasks that will have been accepted before its turn, one
--- after another, with a margin for those who come unasked. What it is told is how long that takes as
--- places become free. So when fewer come free than was thought, those who come then stand behind.
--- Once the last of them should have come back, tickets begin anew: who stayed away has given up.
+-- behind its last one for each caller in whose line there is one, with a margin for those who come
+-- unasked. What it is told is how long that takes as places become free. So when fewer come free than
+-- was thought, those who come then stand behind; and nobody's refusals move another's time but once.
+-- Once the last of a caller's should have come back, its tickets begin anew: who stayed away has given up.
 local MARGIN, GUESS_MS = 1.25, 1000
 local HORIZON_MS, UNKNOWN_HORIZON_MS, BACK_MS = 600000, 60000, 2000
+local MOST_LINES, REST = 256, 'rest' -- callers with a line of their own; all others have one together
+
+-- A caller's last ticket and when it should be back, if that is to come; and how many have one.
+local function last_ticket(refused, who, now)
+  local function read(entry) return string.match(entry or '', '^(%S+) (%d+)$') end
+  local ticket, back = read(redis.call('HGET', refused, who))
+  local lines = redis.call('HLEN', refused)
+  if back and tonumber(back) >= now then return tonumber(ticket), tonumber(back), lines end
+  local all = redis.call('HGETALL', refused)
+  for at = 1, #all, 2 do
+    local _, until_then = read(all[at + 1])
+    if tonumber(until_then or 0) < now then
+      redis.call('HDEL', refused, all[at])
+      lines = lines - 1
+    end
+  end
+  return nil, 0, lines
+end
+
 local function promise_ms(running)
-  local rate, now = rate_key(model), now_ms()
+  local refused, who, now = refused_key(model), tenant_of(task), now_ms()
+  local ticket, back, lines = last_ticket(refused, who, now)
+  if not ticket and lines >= MOST_LINES then
+    who = REST
+    ticket, back, lines = last_ticket(refused, who, now)
+  end
+  if not ticket then lines = lines + 1 end
   local accepted = entries_added(queue)
-  local known = redis.call('HMGET', rate, 'ticket', 'back')
-  local back = tonumber(known[2] or '') or 0
-  local ticket = now <= back and math.max(accepted, tonumber(known[1])) or accepted
   local place, horizon = wait_ms(model, 1, running), HORIZON_MS
   if place < 0 then place, horizon = GUESS_MS, UNKNOWN_HORIZON_MS end
-  ticket = ticket + MARGIN * count
-  if (ticket - accepted) * place > horizon then ticket = accepted + MARGIN * count end -- from the front
-  local wait = math.ceil((ticket - accepted) * place)
-  redis.call('HSET', rate, 'ticket', exact(ticket), 'back', int(math.max(back, now + wait + BACK_MS)))
-  redis.call('EXPIRE', rate, RATE_TTL_S)
+  local ahead = math.max(0, (ticket or 0) - accepted) + MARGIN * count * lines
+  if ahead * place > horizon then -- from the front, but not all at once
+    ahead = math.max(MARGIN * count, ahead % (horizon / place))
+  end
+  local wait = math.ceil(ahead * place)
+  back = math.max(back, now + wait + BACK_MS)
+  redis.call('HSET', refused, who, exact(accepted + ahead) .. ' ' .. int(back))
+  redis.call('EXPIRE', refused, math.ceil((HORIZON_MS + BACK_MS) / 1000))
   return wait
 end
 

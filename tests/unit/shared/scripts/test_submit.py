@@ -86,9 +86,46 @@ async def test_times_follow_each_other_as_places_come_free(bench: Bench) -> None
     assert len(await bench.claim("w1", free=4)) == 4
     await bench.client.hset(SHARD.rate("m"), "service_ms", 1600)  # four run: 0.4 s a place
     assert [await refused_for(bench) for _ in range(3)] == [0.5, 1.0, 1.5]
-    await bench.client.hset(SHARD.rate("m"), "back", 0)  # they should have come by now
+    ((caller, promise),) = (await bench.client.hgetall(SHARD.refused("m"))).items()
+    ticket, _ = promise.split()  # they should have come by now:
+    await bench.client.hset(SHARD.refused("m"), caller, ticket + b" 0")
     assert await refused_for(bench) == 0.5
     assert running
+
+
+async def test_who_hammers_moves_nobodys_time_but_its_own(bench: Bench) -> None:
+    await bench.task()
+    for _ in range(30):
+        told = await refused_for(bench, caller="ann")
+    assert told == 30 * 1.25
+    assert await refused_for(bench, caller="bob") == 2.5  # every other place is his
+    assert [await refused_for(bench, caller=caller) for caller in ("bob", "ann", "bob")] == [
+        5.0,
+        40.0,
+        7.5,
+    ]
+    # Each caller that comes but once has a place of its own.
+    assert [await refused_for(bench, caller=f"c{at}") for at in range(5)] == [
+        1.25 * lines for lines in range(3, 8)
+    ]
+
+
+async def test_lines_of_callers_are_bounded(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1", free=1)
+    await bench.append(row(claim, 1, outcome="completed", detail="stop"))
+    running = [await bench.task(max_queue=10) for _ in range(2)]
+    assert len(await bench.claim("w1", free=1)) == 1
+    await bench.client.hset(SHARD.rate("m"), "service_ms", 40_000)  # no line lapses meanwhile
+    told = [await refused_for(bench, caller=f"c{at}") for at in range(300)]
+    assert await bench.client.hlen(SHARD.refused("m")) == 257
+    assert told[:12] == [50.0 * lines for lines in range(1, 13)]
+    assert 50 <= min(told) <= max(told) <= 600
+    assert running
+    for caller, promise in (await bench.client.hgetall(SHARD.refused("m"))).items():
+        await bench.client.hset(SHARD.refused("m"), caller, promise.split()[0] + b" 0")
+    assert await refused_for(bench, caller="new") == 50
+    assert await bench.client.hlen(SHARD.refused("m")) == 1
 
 
 async def test_several_tasks_are_taken_together_or_not_at_all(bench: Bench) -> None:
