@@ -51,20 +51,14 @@ def other(redis_url: str, tmp_path: Path) -> Path:
     return folder / "src"
 
 
-async def replace_worker(fleet: LocalFleet, old: Process, source: Path | None) -> Process:
-    """The new one first, then the old one goes."""
-    fleet.source = source
-    new = await fleet.worker()
-    old.signal(signal.SIGTERM)
-    assert await old.ended() == 0
-    return new
-
-
-async def replace_pod(fleet: LocalFleet, old: Api, source: Path | None) -> Api:
-    """The old one goes, then a new one comes at its address."""
+async def drain(old: Process) -> None:
     old.signal(signal.SIGTERM)
     assert await old.ended(within_s=20) == 0
-    fleet.source = source
+
+
+async def replace_pod(fleet: LocalFleet, old: Api) -> Api:
+    """The old one goes, then a new one comes at its address."""
+    await drain(old)
     return await fleet.api(port=int(old.url.rpartition(":")[2]))
 
 
@@ -95,15 +89,15 @@ async def test_an_upgrade_and_a_way_back_lose_nothing(
 
         async with load(ask, rate=RATE) as asked:
             await answered(3)
-            pod = await replace_pod(fleet, first, None)
+            fleet.source = None  # this version: a pod and a worker of each
+            pod, new = await asyncio.gather(replace_pod(fleet, first), fleet.worker())
             await answered(3)
-            worker = await replace_worker(fleet, worker, None)
+            await drain(worker)
             await answered(3)
             # And back: what the new ones wrote, the old ones read.
-            await asyncio.gather(
-                replace_worker(fleet, worker, other),
-                replace_pod(fleet, pod, other),
-            )
+            fleet.source = other
+            await asyncio.gather(replace_pod(fleet, pod), fleet.worker())
+            await drain(new)
             await answered(3)
             fault.hits += 4
         assert sorted(done) == asked

@@ -45,15 +45,15 @@ async def test_a_rolling_deploy_under_load(fleet: LocalFleet, fault: FaultRun) -
         until = time.monotonic() + DEPLOY_S
         while time.monotonic() < until or fault.hits < 4:
             at = fault.hits // 2 % 2
-            if fault.hits % 2:  # the new worker first, then the old one goes
-                old, workers[at] = workers[at], await fleet.worker()
-                old.signal(signal.SIGTERM)
-                assert await old.ended() == 0
-            else:
-                pods[at].signal(signal.SIGTERM)
-                assert await pods[at].ended(within_s=20) == 0
-                pods[at] = await fleet.api(port=int(urls[at].rpartition(":")[2]))
-            fault.hits += 1
+            # The new worker comes while the pod goes; then the old worker goes.
+            pods[at].signal(signal.SIGTERM)
+            coming = asyncio.create_task(fleet.worker())
+            assert await pods[at].ended(within_s=20) == 0
+            pods[at] = await fleet.api(port=int(urls[at].rpartition(":")[2]))
+            old, workers[at] = workers[at], await coming
+            old.signal(signal.SIGTERM)
+            assert await old.ended() == 0
+            fault.hits += 2
     assert fault.streams == len(asked)
     fault.note = f"{len(asked)} posts, {fault.hits} processes replaced, none of it noticed"
     await fleet.quiet()
