@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.support.local_fleet import LocalFleet, clean_environment, within
 from tests.support.ports import free_port
@@ -70,6 +71,11 @@ async def test_an_answer_survives_worker_and_pod(fleet: LocalFleet) -> None:
 
 async def test_ctrl_c_stops_the_answer_and_not_the_program(fleet: LocalFleet) -> None:
     api, _ = await asyncio.gather(fleet.api(), fleet.worker())
+
+    async def served() -> bool:
+        return (await asyncio.to_thread(httpx.get, f"{api.url}/v1/models")).json()["data"] != []
+
+    await eventually(served, what="the model")
     with _terminal("chat", "--url", api.url) as (process, master):
         screen = _Screen(master)
         await screen.shows(f"fake, temperature 0.7 at {api.url}. /help, Ctrl-D leaves.\n> ")

@@ -155,7 +155,7 @@ async def answer(
                 raise TaskFailed(data["error"]["message"])
 
     stopping = asyncio.create_task(stop.wait())
-    working: asyncio.Task[Any] = asyncio.create_task(client.submit(conversation.body(question)))
+    working: asyncio.Task[Any] = asyncio.create_task(_submit(client, conversation, question))
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
@@ -177,6 +177,14 @@ async def answer(
                 {"role": "user", "content": question},
                 {"role": "assistant", "content": "".join(texts)},
             ]
+
+
+async def _submit(client: FleetClient, conversation: Conversation, question: str) -> str:
+    """Start the task. Its model may have come, or been chosen, since the fleet was last asked."""
+    if not conversation.suggested:
+        with contextlib.suppress(MillstreamError):  # whatever is wrong, the task tells of it too
+            conversation.suggestions = await _models(client)
+    return await client.submit(conversation.body(question))
 
 
 async def _give_up(client: FleetClient, submitted: "asyncio.Task[str]") -> NoReturn:

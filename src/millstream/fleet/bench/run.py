@@ -89,7 +89,7 @@ async def _bench(settings: Settings, options: BenchOptions, screen: Screen) -> d
         if not screen.moving:
             screen.warn(
                 f"{options.count} requests for {model} at {fleet_url(settings)}, "
-                f"{options.at_once} at once at the most"
+                f"{min(options.at_once, options.count)} at once at the most"
             )
         for warmup in draw(options.mixes, options.warmups, rng, fake=fake):
             await ask(warmup)
