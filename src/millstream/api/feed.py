@@ -71,9 +71,11 @@ class Reader:
                 return False
             events = events[self._tail - first :]
         self._tail += len(events)
+        size = self._size
         for event in events:
-            self._size += len(event.data)
-        if self._size > BUFFER_CHARS:
+            size += len(event.data)
+        self._size = size
+        if size > BUFFER_CHARS:
             self.fall_behind()
             return False
         alone = not self._buffer

@@ -117,10 +117,13 @@ class ChatChoice:
         """The frames of token events; one without text and log probabilities has none."""
         if self._detailed:
             return "".join(map(self._detailed_frame, events))
+        delta, tail = self._delta, self._delta_tail
         return "".join(
-            f"{self._delta}{event.data}{self._delta_tail}"
-            for event in events
-            if event.kind == TOKEN and event.data != '""'
+            [
+                f"{delta}{event.data}{tail}"
+                for event in events
+                if event.kind == TOKEN and event.data != '""'
+            ]
         )
 
     def _detailed_frame(self, event: Event) -> str:
