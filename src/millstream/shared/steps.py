@@ -121,6 +121,9 @@ class LogPage:
     events: list[Event]
 
 
+_PRIORITIES = {str(priority): priority for priority in Priority}
+
+
 @dataclass(frozen=True, slots=True)
 class QueueView:
     """How a model's queue stands on one shard."""
@@ -140,14 +143,14 @@ class QueueView:
     def of(cls, answer: Sequence[Any]) -> "QueueView":
         """What waiting.lua answers."""
         running, waiting, oldest, place, cost, line, turns = answer
-        members = [tuple(member.decode().split(":")) for member in line]
+        members = [member.decode().split(":") for member in line]
         return cls(
             running,
             waiting,
             oldest / 1000,
             None if place < 0 else place / 1000,
             cost,
-            [Waiting(task_id, Priority(level), who) for level, who, _, task_id in members],
+            [Waiting(task_id, _PRIORITIES[level], who) for level, who, _, task_id in members],
             {
                 level.decode(): {who.decode(): float(used) for who, used in _pairs(flat)}
                 for level, flat in _pairs(turns)
