@@ -228,6 +228,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
             print(f"round {number + 1}: {name}; load {os.getloadavg()[0]:.1f}", flush=True)
             figures["millstream", name].append(await measure(case, options.seconds))
         for rival in rivals:
+            if rival.title in missing:
+                continue
             print(f"round {number + 1}: {rival.name}; load {os.getloadavg()[0]:.1f}", flush=True)
             try:
                 told = await peers.measure(

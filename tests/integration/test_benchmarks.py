@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.run import FULL
+from benchmarks.support.targets import TARGETS, joint, table
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +26,26 @@ def test_what_a_token_costs_a_pod(tmp_path: Path) -> None:
     short = ("--quick", "--no-peers", "--seconds", "0.5", "--only", "in step")
     told = json.dumps(figures(tmp_path, "relay", *short))
     assert "pod_us_per_token" in told
+
+
+def test_what_a_first_token_takes(tmp_path: Path) -> None:
+    few = ("--quick", "--requests", "3", "--submits", "64")
+    told = json.dumps(figures(tmp_path, "ttft", *few))
+    assert "added_p50_ms" in told
+    assert "submits_per_core_s" in told
+
+
+def test_all_targets_are_told_in_one_table() -> None:
+    figure = {"added_p50_ms": 0.7}
+    told = {"ttft": [{"who": who, "case": "first token", "figures": figure}
+                     for who in ("millstream", "smg 1")]}  # fmt: skip
+    first, *rest = joint(told)
+    assert (first["millstream"], first["met"], first["peers"]) == (0.7, False, {"smg 1": 0.7})
+    assert all(row["millstream"] is None for row in rest)
+    assert {target.where[0] for target in TARGETS} <= FULL.keys()
+    lines = table([first]).splitlines()
+    assert lines[2].endswith("| ≤ 0.6 ms | 0.7 ms: not met | 0.7 |")
+    assert {line.count("|") for line in lines} == {5}
 
 
 def figures(folder: Path, name: str, *arguments: str) -> list[dict[str, float]]:
