@@ -238,6 +238,8 @@ async def run(options: argparse.Namespace) -> list[Row]:
             except (RuntimeError, TimeoutError) as error:
                 missing[rival.title] = str(error)
                 continue
+            if not told:
+                missing[rival.title] = "too slow for each of the cases"
             for name, values in told.items():
                 figures[rival.title, name].append(values)
     rows = [
