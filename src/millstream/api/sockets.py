@@ -141,6 +141,8 @@ class TaskSocket:
             logger.info("cut a WebSocket that took nothing")
             self._websocket.scope["extensions"][CUT]["now"]()
             raise WebSocketDisconnect(1006) from None
+        except RuntimeError:  # it went while the other half of us was waiting
+            raise WebSocketDisconnect(1006) from None
 
 
 def _frame(event: Event) -> str:

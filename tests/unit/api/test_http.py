@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
@@ -26,6 +27,7 @@ class House:
         self.left: list[str] = []
         self.somebody_left = asyncio.Event()
         self.begun: list[str] = []
+        self.headers: list[dict[str, str]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -36,6 +38,7 @@ class House:
             return
         request = Request(scope, receive, send)
         body = await request.body()
+        self.headers.append(dict(request.headers))
         if path == "/long":
             await client_gone(request)
             self._miss(path)
@@ -79,6 +82,8 @@ async def streams(state: tuple[int, ServerState]) -> AsyncIterator[Streams]:
     async with asyncio.timeout(20):
         yield reader, writer
     writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 async def body_of(reader: asyncio.StreamReader) -> bytes:
@@ -204,6 +209,37 @@ async def test_a_connection_at_work_is_not_upgraded(house: House, streams: Strea
     house.go_on.set()
     assert await body_of(reader) == b"/slow a"
     assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request")
+
+
+@pytest.mark.parametrize("wrapped", [b"x" * 100_000, b"X: y\r\n" * 20_000, b"1;" + b"e" * 100_000])
+async def test_what_a_body_is_wrapped_in_has_a_bound(streams: Streams, wrapped: bytes) -> None:
+    reader, writer = streams
+    head = b"POST /fast HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    last = b"" if wrapped.startswith(b"1;") else b"0\r\n"
+    writer.write(head + b"1\r\na\r\n" * 50_000 + last + wrapped)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_trailers_are_not_headers(house: House, streams: Streams) -> None:
+    reader, writer = streams
+    head = b"POST /fast HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(head + b"1\r\na\r\n0\r\nAuthorization: other\r\n\r\n")
+    assert await body_of(reader) == b"/fast a"
+    assert house.headers == [{"host": "x", "transfer-encoding": "chunked"}]
+
+
+async def test_a_flood_sent_ahead_is_not_parsed_ahead(
+    house: House, state: tuple[int, ServerState], streams: Streams
+) -> None:
+    reader, writer = streams
+    writer.write(ask("/quiet") + b"GET /fast HTTP/1.1\r\n\r\n" * 2_000)
+    await reader.readuntil(b"one\r\n")
+    (connection,) = state[1].connections
+    assert len(connection.pipeline) < 500
+    house.go_on.set()
+    for _ in range(2_000):
+        await reader.readuntil(b"/fast ")
+    assert len(house.begun) == 2_001
 
 
 async def test_a_broken_body_does_not_write_into_its_own_answer(streams: Streams) -> None:
