@@ -14,6 +14,7 @@ import struct
 from functools import partial
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from millstream.api.errors import error_object
@@ -30,6 +31,7 @@ AHEAD_BYTES = 65_536  # of what is sent ahead; more stays in the socket
 PIECE_BYTES = 4096
 # What a body may be wrapped in: a chunk of one byte has five more.
 FRAMING = 8
+_OFFER = (b"upgrade", b"http2-settings")
 CUT = "millstream.cut"
 """The ASGI extension that drops a connection whose client takes nothing."""
 # An error that no application has seen tells nothing of anyone, so every page may read it.
@@ -54,8 +56,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     # Apart from uvicorn's own: with more than 30 attributes objects share no table of their names.
     __slots__ = (
-        "_ahead", "_answering", "_half_closed", "_head_bytes", "_head_timer", "_in_head",
-        "_refusal",
+        "_ahead", "_answering", "_declined", "_half_closed", "_head_bytes", "_head_timer",
+        "_in_head", "_refusal",
     )  # fmt: skip
 
     def connection_made(self, transport: Any) -> None:
@@ -72,6 +74,8 @@ class BoundedHttp(HttpToolsProtocol):
         """The answer to what came then and is no request; the last one."""
         self._half_closed = False
         """The client says no more."""
+        self._declined = b""
+        """The head of a request that would rather speak something else, without that."""
         self._begin_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -119,11 +123,38 @@ class BoundedHttp(HttpToolsProtocol):
             self._in_head and self._head_timer is None
         ):  # the next request of a connection kept alive
             self._begin_head(len(data))
-        super().data_received(data)
+        self._feed(data)
         if self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(431, "The request's headers are too large.", "headers_too_large")
         if self.pipeline:
             self.flow.resume_reading()  # uvicorn pauses it: it has no other place for what comes
+
+    def _feed(self, data: bytes) -> None:
+        """As uvicorn, but for an offer that is declined, whose body httptools would pass over."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head, self._declined = self._declined, b""
+            if head:
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._feed(head + data[upgrade.args[0] :])
+            elif self._should_upgrade():
+                self.handle_websocket_upgrade()
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _should_upgrade(self) -> bool:
+        """Whether it is the beginning of a WebSocket."""
+        return self.parser.get_method() == b"GET" and super()._should_upgrade()
+
+    def _head_without_offer(self) -> bytes:
+        """The head again: HTTP/2 and the like are not spoken here (RFC 9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % pair for pair in self.headers if pair[0] not in _OFFER]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep it, unless it comes behind the body: those are nobody's here."""
@@ -132,6 +163,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is over."""
+        offered = any(name == b"upgrade" for name, _ in self.headers)
+        if offered and self.parser.should_upgrade() and not self._should_upgrade():
+            self._declined = self._head_without_offer()
+            return
         before = self.cycle
         self._in_head = False
         self._head_bytes = 0
@@ -154,6 +189,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """What comes next is another head; how long to wait for it is the keep-alive's affair."""
+        if self._declined:
+            return
         super().on_message_complete()
         self._in_head = True
         self._head_bytes = 0

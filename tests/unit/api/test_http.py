@@ -242,6 +242,20 @@ async def test_a_flood_sent_ahead_is_not_parsed_ahead(
     assert len(house.begun) == 2_001
 
 
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+async def test_an_offer_that_is_declined_costs_no_body(streams: Streams, offer: str) -> None:
+    """Java's HttpClient offers HTTP/2 with each request; httptools then passes over its body."""
+    reader, writer = streams
+    wanted = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {offer}\r\nHTTP2-Settings: AA\r\n"
+    head = f"POST /fast HTTP/1.1\r\nHost: x\r\n{wanted}Content-Length: 3\r\n\r\n".encode()
+    for _ in range(2):
+        writer.write(head)
+        await asyncio.sleep(0.05)
+        writer.write(b"abc" + head + b"def" + ask("/fast", b"ghi"))
+        for body in (b"abc", b"def", b"ghi"):
+            assert await body_of(reader) == b"/fast " + body
+
+
 async def test_a_broken_body_does_not_write_into_its_own_answer(streams: Streams) -> None:
     reader, writer = streams
     writer.write(b"POST /quiet HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
