@@ -108,8 +108,10 @@ class BoundedHttp(HttpToolsProtocol):
                 self._hold(data[at:])
                 return
             self._parse(data[at : at + PIECE_BYTES])
-            if self._refusal or self.parser is None or self.transport.is_closing():
-                return  # or it is another protocol's
+            if self._refusal or self.transport.is_closing():
+                return
+            if self.transport.get_protocol() is not self:
+                return  # it is a WebSocket now
 
     def _hold(self, data: bytes) -> None:
         self._ahead = self._ahead or bytearray()
@@ -212,10 +214,8 @@ class BoundedHttp(HttpToolsProtocol):
         """Hand the connection over, if it is free."""
         if self._answering:
             self.send_400_response("A connection is upgraded by its first request.")
-            return
-        super().handle_websocket_upgrade()
-        uvicorns: Any = self
-        uvicorns.parser = None  # nothing here is ours any more
+        else:
+            super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP."""
