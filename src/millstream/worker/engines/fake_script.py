@@ -62,12 +62,17 @@ class FakeTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Join the bytes of all pieces of text."""
-        return b"".join(_text_bytes(token_id) for token_id in token_ids).decode(errors="replace")
+        return b"".join(map(self.text_bytes, token_ids)).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a piece of text; the name of a mark."""
         raw = _raw(token_id)
         return raw[1:] if raw[:1] == _TEXT else b"<|" + raw[1:] + b"|>"
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes of a piece of text; a mark has none."""
+        raw = _raw(token_id)
+        return raw[1:] if raw[:1] == _TEXT else b""
 
 
 def text_id(text: bytes) -> int:
@@ -87,11 +92,6 @@ def _control_id(role: str) -> int:
 
 def _raw(token_id: int) -> bytes:
     return token_id.to_bytes((token_id.bit_length() + 7) // 8)
-
-
-def _text_bytes(token_id: int) -> bytes:
-    raw = _raw(token_id)
-    return raw[1:] if raw[:1] == _TEXT else b""
 
 
 Count = Annotated[int, Meta(ge=0, le=10_000_000)]

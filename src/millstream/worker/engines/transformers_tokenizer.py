@@ -3,8 +3,9 @@
 
 import copy
 import functools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -112,10 +113,25 @@ class TransformersTokenizer:
         if self._backend is None or token_id in self._added:
             return str(name).encode()
         if self._byte_level:
+            if not _BYTES.keys() >= set(name):
+                return name.encode()  # as the decoder does
             return bytes(_BYTES[character] for character in name)
         if match := _BYTE_TOKEN.fullmatch(name):
             return bytes([int(match.group(1), 16)])
         return name.replace("\u2581", " ").encode()
+
+    @functools.cached_property
+    def text_bytes(self) -> Callable[[int], bytes] | None:
+        """What one token adds to a text's bytes, if its vocabulary is one of bytes; else None."""
+        decoder = getattr(self._backend, "decoder", None)
+        if decoder is None or json.loads(decoder.__getstate__())["type"] != "ByteLevel":
+            return None
+        return functools.cache(self._text_bytes)
+
+    def _text_bytes(self, token_id: int) -> bytes:
+        text = self.decode([token_id])
+        # With U+FFFD it is a piece of a character, or that character itself.
+        return self.token_bytes(token_id) if "\ufffd" in text else text.encode()
 
     @functools.cached_property
     def _added(self) -> frozenset[int]:

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from hypothesis import given, strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -11,7 +12,7 @@ from tests.support.transformers_tiny import tiny_tokenizer
 
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.schemas import Message
-from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.detokenizer import ByteDetokenizer, WindowDetokenizer, open_detokenizer
 from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 
 pytestmark = pytest.mark.timeout(120)
@@ -66,13 +67,49 @@ def test_round_trip(bundled, text):
     assert ids == bundled.encode(text)
 
 
-@pytest.mark.model
-def test_round_trip_piece_by_piece(bundled):
-    tokenizer = TransformersTokenizer(bundled)
-    text = " ".join(TEXTS)
-    detokenizer = Detokenizer(tokenizer)
-    pieces = [detokenizer.push(token_id) for token_id in tokenizer.encode(text)]
-    assert "".join(pieces) + detokenizer.flush() == text
+def test_a_text_of_bytes_and_of_tokens_with_names():
+    """Special tokens have no bytes; other added ones are their names, whatever is in these."""
+    from tokenizers import AddedToken
+
+    wrapped = tiny_tokenizer()
+    names = ["<think>", "two words", "é", "naïve Ġ", "\ufffd", "日本"]
+    wrapped.add_tokens([AddedToken(name, special=False) for name in names])
+    tokenizer = TransformersTokenizer(wrapped)
+    ids = range(len(wrapped) + 1)
+
+    @given(st.lists(st.sampled_from(ids), max_size=60))
+    def check(chosen: list[int]) -> None:
+        detokenizer = open_detokenizer(tokenizer)
+        assert isinstance(detokenizer, ByteDetokenizer)
+        pieces = [detokenizer.push(token_id) for token_id in chosen]
+        assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(chosen)
+
+    check()
+
+
+def test_other_decoders_see_their_neighbours():
+    """Llama 2's: a first space is dropped, and bytes that are not valid are shown one by one."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    names = ["<unk>", "▁Hi", "▁there", "!", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(
+        models.BPE(vocab={name: i for i, name in enumerate(names)}, merges=[], byte_fallback=True)
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")  # noqa: S106
+    tokenizer = TransformersTokenizer(wrapped)
+    detokenizer = open_detokenizer(tokenizer)
+    assert isinstance(detokenizer, WindowDetokenizer)
+    ids = [1, 2, *(4 + byte for byte in "é".encode()), 3]
+    assert [detokenizer.push(token_id) for token_id in ids] == ["Hi", " there", "", "é", "!"]
 
 
 @pytest.mark.model
