@@ -29,7 +29,7 @@ from redis.exceptions import (
 from millstream.shared.address import RedisAddress, Topology, parse_address
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.cluster import BoundedCluster
-from millstream.shared.turns import turn
+from millstream.shared.server_client import PlainSpoken, ServerClient
 
 # A command answers in under a millisecond; a Redis that takes seconds is away as far as a caller
 # can tell.
@@ -93,49 +93,18 @@ async def open_redis(
             yield cast(redis.asyncio.Redis, cluster)
         return
     async with _open_server(
-        address, pool_size=pool_size, retry=retry, socket_timeout=SOCKET_TIMEOUT_S
+        address,
+        pool_size=pool_size,
+        script_s=SOCKET_TIMEOUT_S if retries else None,
+        retry=retry,
+        socket_timeout=SOCKET_TIMEOUT_S,
     ) as client:
         yield client
 
 
-class _Client(redis.asyncio.Redis):
-    """A client whose calls take turns, and that leaves a server which has become a replica.
-
-    redis-py's pool has turns for nobody: who gives a connection back and asks again at once has it
-    before those who wait, for ever if there are enough of them. And it stays with a replica.
-    """
-
-    def __init__(self, pool: Any, *, calls: int) -> None:
-        base: Any = super()  # redis-py leaves some keywords untyped
-        base.__init__(connection_pool=pool)
-        self._room = asyncio.Semaphore(calls)
-
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        """As redis-py's; after READONLY, later calls connect to where the name leads by then."""
-        untyped: Any = super()
-        async with turn(self._room, wait_s=POOL_WAIT_S):
-            try:
-                return await untyped.execute_command(*args, **options)
-            except ReadOnlyError:
-                await self.connection_pool.disconnect(inuse_connections=False)
-                raise
-
-
-class _PlainSpoken:
-    """Mixed into redis-py's connections: uvloop has a word of its own for a lost one."""
-
-    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """As redis-py's; a transport that was reset a moment ago is a lost connection too."""
-        untyped: Any = super()
-        try:
-            await untyped.send_packed_command(command, check_health)
-        except RuntimeError as error:
-            raise RedisConnectionError(str(error)) from error
-
-
 def _speak_plainly(pool: Any) -> None:
     """Make a pool's connections, which depend on the URL, raise what callers look for."""
-    pool.connection_class = type("Connection", (_PlainSpoken, pool.connection_class), {})
+    pool.connection_class = type("Connection", (PlainSpoken, pool.connection_class), {})
 
 
 @asynccontextmanager
@@ -178,6 +147,7 @@ async def _open_server(
     *,
     node: tuple[str, int] | None = None,
     pool_size: int = 1,
+    script_s: float | None = None,
     **options: Any,
 ) -> AsyncGenerator[redis.asyncio.Redis]:
     """A client of one data server: the one of the URL, a cluster's node, the Sentinels' master."""
@@ -203,7 +173,7 @@ async def _open_server(
             **options,
         )
     _speak_plainly(pool)
-    client = _Client(pool, calls=pool_size)
+    client = ServerClient(pool, calls=pool_size, wait_s=POOL_WAIT_S, script_s=script_s)
     watching = asyncio.create_task(master.watch(pool)) if master is not None else None
     try:
         yield client

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -179,18 +180,15 @@ class AppendRow(msgspec.Struct, frozen=True):
 
     def flatten(self) -> list[Any]:
         """The row as append.lua reads it."""
-        row: list[Any] = [
+        return [
             self.task_id,
             self.attempt,
             self.prompt_tokens,
             self.first_seq,
             self.outcome,
             self.detail,
+            *chain.from_iterable(self.events),
         ]
-        for ids, data in self.events:
-            row.append(ids)
-            row.append(data)
-        return row
 
 
 def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:

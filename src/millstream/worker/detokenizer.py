@@ -1,11 +1,12 @@
 """Turns one task's token ids into text, piece by piece, without ever cutting a character in two.
 
-Where a text is nothing but its tokens' bytes put together (byte-level BPE, most models), these are
-read as UTF-8 as they come. For all other tokenizers the idea is the windowed decoding of Hugging Face's text-generation-inference (`decode_token` with
-its prefix and read offsets), which vLLM uses as well: decode the last few tokens together and give
-out what is new, so that a tokenizer which drops a leading space or joins bytes across tokens sees
-the neighbours it needs. Two things differ: the text before an incomplete character is given out at
-once, and the window is bounded also when bytes are invalid for ever.
+Where a text is nothing but its tokens' bytes put together (byte-level BPE: most models), these are
+read as UTF-8 as they come. For all other tokenizers the idea is the windowed decoding of Hugging
+Face's text-generation-inference (`decode_token` with its prefix and read offsets), which vLLM uses
+as well: decode the last few tokens together and give out what is new, so that a tokenizer which
+drops a leading space or joins bytes across tokens sees the neighbours it needs. Two things differ:
+the text before an incomplete character is given out at once, and the window is bounded also when
+bytes are invalid for ever.
 
 A piece depends on nothing but the ids up to it. So a worker that takes over a task feeds it the
 ids of the log and goes on with the same pieces, also from within a character (FAULTS B80, B82).

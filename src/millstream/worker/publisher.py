@@ -64,9 +64,10 @@ class Publisher:
 
     def mark(self, job: Job) -> None:
         """Have a job's new events written."""
+        if not self._dirty:
+            self._idle.clear()
+            self._wake.set()
         self._dirty[job.request_id] = job
-        self._idle.clear()
-        self._wake.set()
 
     async def flushed(self) -> None:
         """Return once nothing is left to write."""

@@ -38,6 +38,8 @@ class StopMatcher:
         """Take the next piece; give the text that is free to be shown, and whether it ends here."""
         if self._stopped:
             return "", True
+        if not self._automata:  # nearly always
+            return text, False
         if not self._held and not any(first in text for first in self._first_characters):
             return text, False
         start = len(self._held)

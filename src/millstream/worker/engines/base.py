@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from millstream.shared.schemas import Message
 
 
@@ -65,8 +67,7 @@ class TokenLogprobs:
     """(token id, logprob), best first; as many as were asked for, or as there are."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(msgspec.Struct, frozen=True):
     """What one step brought for one request; exactly one output of a request has a `finish`."""
 
     request_id: str

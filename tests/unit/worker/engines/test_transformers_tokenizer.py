@@ -104,7 +104,7 @@ def test_other_decoders_see_their_neighbours():
             decoders.Strip(" ", 1, 0),
         ]
     )
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")  # noqa: S106
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     tokenizer = TransformersTokenizer(wrapped)
     detokenizer = open_detokenizer(tokenizer)
     assert isinstance(detokenizer, WindowDetokenizer)
