@@ -7,16 +7,18 @@ sent its hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), 
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import NoScriptError, TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, RedisError, TimeoutError as RedisTimeoutError
 
 from millstream.shared.connection import CALL_S
 from millstream.shared.metrics.calls import CallStats
+from millstream.shared.server_client import KeptConnection
 
 PARTS = ("lib", "fair", "tasks")
 """Files of what scripts share; each definition uses only what comes before it."""
@@ -64,24 +66,42 @@ class ScriptRunner:
 
     def __init__(self, client: redis.asyncio.Redis, stats: CallStats | None = None) -> None:
         self.client: Any = client  # redis-py does not type what it answers
+        self._kept: KeptConnection | None = getattr(client, "kept", None)  # a cluster's has none
         self._stats = stats or CallStats()
 
     async def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Run a script; what it answers."""
+        """Run a script; what it answers.
 
-        async def call() -> Any:
-            try:
-                return await self.client.evalsha(script_hash(name), len(keys), *keys, *args)
-            except NoScriptError:
-                return await self.client.eval(script_text(name), len(keys), *keys, *args)
-
-        return await self.bounded(call(), name)
+        The client's kept connection is tried first, if it has one; whatever goes wrong there is
+        done again the usual way.
+        """
+        called = (script_hash(name), len(keys), *keys, *args)
+        deadline = asyncio.get_running_loop().time() + CALL_S
+        with self._stats.timed(name):
+            if self._kept is not None and self._kept.ready:
+                with suppress(RedisError, OSError):
+                    return await self._kept.call("EVALSHA", *called)
+            async with _in_time(deadline):
+                try:
+                    answer = await self.client.evalsha(*called)
+                except NoScriptError:
+                    answer = await self.client.eval(script_text(name), *called[1:])
+            if self._kept is not None:
+                self._kept.trust()
+            return answer
 
     async def bounded(self, call: Awaitable[Any], name: str = "command") -> Any:
         """Any other command, under the same bound; it is counted under the name."""
+        deadline = asyncio.get_running_loop().time() + CALL_S
         with self._stats.timed(name):
-            try:
-                async with asyncio.timeout(CALL_S):
-                    return await call
-            except TimeoutError:
-                raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None
+            async with _in_time(deadline):
+                return await call
+
+
+@asynccontextmanager
+async def _in_time(deadline: float) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None

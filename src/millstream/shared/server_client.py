@@ -6,7 +6,6 @@ worker makes such a call each decode step, so one connection is kept aside for s
 """
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import redis.asyncio
@@ -14,7 +13,6 @@ from hiredis import pack_command
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     ReadOnlyError,
-    RedisError,
     ResponseError,
 )
 
@@ -31,17 +29,18 @@ class ServerClient(redis.asyncio.Redis):
         pool: A pool of connections.
         calls: How many it holds.
         wait_s: How long a call waits for its turn before it fails like an absent Redis.
-        script_s: How long the kept connection may take; None: there is none. With one, a script
-            that has no answer there is sent again, once more than the connections' retries say.
+        script_s: How long a script may take on the kept connection. None: there is none, as with a
+            pool of one.
     """
 
     def __init__(self, pool: Any, *, calls: int, wait_s: float, script_s: float | None) -> None:
         base: Any = super()  # redis-py leaves some keywords untyped
         base.__init__(connection_pool=pool)
         self._wait_s = wait_s
-        self._kept = None
+        self.kept: KeptConnection | None = None
+        """For scripts that may be sent again another way, if this one fails."""
         if script_s is not None and calls > 1:
-            self._kept = KeptConnection(pool, within_s=script_s)
+            self.kept = KeptConnection(pool, within_s=script_s)
             calls -= 1
         self._room = asyncio.Semaphore(calls)
 
@@ -54,18 +53,6 @@ class ServerClient(redis.asyncio.Redis):
             except ReadOnlyError:
                 await self.connection_pool.disconnect(inuse_connections=False)
                 raise
-
-    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
-        """As redis-py's; by the kept connection where that is free, and again if it fails there."""
-        untyped: Any = super()
-        if self._kept is None:
-            return await untyped.evalsha(sha, numkeys, *keys_and_args)
-        if self._kept.ready:
-            with suppress(RedisError, OSError, TimeoutError):
-                return await self._kept.call("EVALSHA", sha, numkeys, *keys_and_args)
-        answer = await untyped.evalsha(sha, numkeys, *keys_and_args)
-        self._kept.trust()
-        return answer
 
 
 class KeptConnection:
@@ -85,6 +72,10 @@ class KeptConnection:
         self._connection: Any = None
         self._trusted = False
         self._busy = False
+        self._began = 0.0
+        self._watching: asyncio.TimerHandle | None = None
+        self._silent = False
+        """Whether the call under way was cut off."""
 
     @property
     def ready(self) -> bool:
@@ -100,19 +91,40 @@ class KeptConnection:
 
         Raises:
             RedisError: what the server answers, or that it does not.
-            TimeoutError: it took too long.
+            TimeoutError: no connection could be had in time.
         """
         self._busy = True
         try:
             if self._connection is None:
-                self._connection = await self._pool.get_connection()
-            async with asyncio.timeout(self._within_s):
-                return await self._connection.exchange(command)
+                async with asyncio.timeout(self._within_s):
+                    self._connection = await self._pool.get_connection()
+            self._watch(asyncio.get_running_loop())
+            return await self._connection.exchange(command)
         except BaseException:  # also when cancelled: an answer may be on its way
             await self._end()
             raise
         finally:
             self._busy = False
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the call that begins cut off in time.
+
+        By one timer for all calls: with one each, calls cost twice as much.
+        """
+        self._began = loop.time()
+
+        def look() -> None:
+            self._watching = None
+            if self._busy:
+                left = self._began + self._within_s - loop.time()
+                if left > 0:
+                    self._watching = loop.call_later(left, look)
+                elif self._connection is not None:
+                    self._silent = True
+                    self._connection.abort()
+
+        if self._watching is None:
+            self._watching = loop.call_later(self._within_s, look)
 
     async def _end(self) -> None:
         self._trusted = False
@@ -120,6 +132,9 @@ class KeptConnection:
         if connection is not None:
             await connection.disconnect(nowait=True)
             await self._pool.release(connection)
+        if self._silent:  # those that were idle meanwhile are no better
+            self._silent = False
+            await self._pool.disconnect(inuse_connections=False)
 
 
 class PlainSpoken:
@@ -150,3 +165,9 @@ class PlainSpoken:
         if isinstance(answer, ResponseError):
             raise answer
         return answer
+
+    def abort(self) -> None:
+        """Lose the connection, so that who waits for an answer hears of it."""
+        untyped: Any = self
+        if untyped.is_connected:
+            untyped._writer.transport.abort()
