@@ -8,8 +8,8 @@ worker makes such a call each decode step, so one connection is kept aside for s
 import asyncio
 from typing import Any
 
+import hiredis
 import redis.asyncio
-from hiredis import pack_command
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     ReadOnlyError,
@@ -17,6 +17,8 @@ from redis.exceptions import (
 )
 
 from millstream.shared.turns import turn
+
+_hiredis: Any = hiredis  # leaves untyped what it gives
 
 
 class ServerClient(redis.asyncio.Redis):
@@ -158,7 +160,7 @@ class PlainSpoken:
         if not untyped.is_connected:
             raise RedisConnectionError("The connection was closed.")
         try:
-            untyped._writer.write(pack_command(command))
+            untyped._writer.write(_hiredis.pack_command(command))
             answer = await untyped._parser.read_response()
         except RuntimeError as error:
             raise RedisConnectionError(str(error)) from error

@@ -5,7 +5,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -47,6 +47,8 @@ class TransformersTokenizer:
             # A tokenizer.json may ask to cut prompts at the length its model was trained with.
             self._backend.no_truncation()
             self._backend.no_padding()
+        self.text_bytes = functools.cache(self._text_bytes) if self._joins_bytes() else None
+        """What one token adds to a text's bytes; None where texts are more than these."""
         names = sorted(tokenizer.added_tokens_encoder, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, names))) if names else None
 
@@ -120,13 +122,10 @@ class TransformersTokenizer:
             return bytes([int(match.group(1), 16)])
         return name.replace("\u2581", " ").encode()
 
-    @functools.cached_property
-    def text_bytes(self) -> Callable[[int], bytes] | None:
-        """What one token adds to a text's bytes, if its vocabulary is one of bytes; else None."""
-        decoder = getattr(self._backend, "decoder", None)
-        if decoder is None or json.loads(decoder.__getstate__())["type"] != "ByteLevel":
-            return None
-        return functools.cache(self._text_bytes)
+    def _joins_bytes(self) -> bool:
+        """Whether the decoder is GPT-2's and no other beside it."""
+        decoder: Any = getattr(self._backend, "decoder", None)
+        return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"
 
     def _text_bytes(self, token_id: int) -> bytes:
         text = self.decode([token_id])
