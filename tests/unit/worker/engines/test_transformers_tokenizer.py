@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -77,6 +77,7 @@ def test_a_text_of_bytes_and_of_tokens_with_names():
     tokenizer = TransformersTokenizer(wrapped)
     ids = range(len(wrapped) + 1)
 
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # as slow as the machine
     @given(st.lists(st.sampled_from(ids), max_size=60))
     def check(chosen: list[int]) -> None:
         detokenizer = open_detokenizer(tokenizer)
