@@ -45,8 +45,8 @@ class Detokenizer(Protocol):
     """The text of one task; `"".join(pieces) + flush()` is the decode of all its ids."""
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the last token ended within a character."""
+    def unfinished(self) -> int:
+        """How many characters are not certain yet; 0 if the last token ended with a whole one."""
         ...
 
     def push(self, token_id: int) -> str:
@@ -77,9 +77,9 @@ class ByteDetokenizer:
         """The beginning of a character, three bytes at the most."""
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the last token ended within a character."""
-        return bool(self._rest)
+    def unfinished(self) -> int:
+        """1 if the last token ended within a character, else 0."""
+        return int(bool(self._rest))
 
     def push(self, token_id: int) -> str:
         """Take the next token; give the text that has become certain with it."""
@@ -108,9 +108,9 @@ class WindowDetokenizer:
         """How many tokens of the window there were when it last ended with a whole character."""
 
     @property
-    def unfinished(self) -> bool:
-        """Whether the last token ended within a character."""
-        return self._shown < len(self._text)
+    def unfinished(self) -> int:
+        """How many characters are not certain yet; bytes that belong to none wait with them."""
+        return len(self._text) - self._shown
 
     def push(self, token_id: int) -> str:
         """Take the next token; give the text that has become certain with it."""

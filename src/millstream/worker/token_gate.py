@@ -37,7 +37,7 @@ class TokenGate:
         """How much of what comes free next was told by an earlier owner."""
         self._end = 0
         """Where the text of the last token ends."""
-        self._unfinished = False
+        self._unfinished = 0
 
     @property
     def matched(self) -> bool:
@@ -49,13 +49,13 @@ class TokenGate:
         self._take(self._filter.follow(prompt))
         self._end = len(prompt)
 
-    def read(self, text: str, *, made: int, unfinished: bool) -> None:
+    def read(self, text: str, *, made: int, unfinished: int) -> None:
         """Take what came with a token.
 
         Args:
             text: What no stop string holds back any more.
             made: How many characters the token made, held back or not.
-            unfinished: Whether it ended within a character, which the next one may finish.
+            unfinished: How many characters more it began, which the next one may finish.
         """
         self._take(self._filter.push(text))
         self._end += made

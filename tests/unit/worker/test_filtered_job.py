@@ -1,10 +1,11 @@
 """A filtered answer: nothing of a match is ever in the log, whoever writes it."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings, strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.pattern_filter import PatternFilter
@@ -14,6 +15,17 @@ from millstream.shared.steps import Claim
 from millstream.worker.engines.base import TokenLogprobs
 from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits
+
+
+class WindowedTokenizer(FakeTokenizer):
+    """The same tokens, as one that does not say which bytes they are."""
+
+    text_bytes = None
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """As the other."""
+        return TOKENIZER.decode(token_ids)
+
 
 TOKENIZER = FakeTokenizer()
 LIMITS = Limits(context_length=1000, max_tokens=100)
@@ -30,6 +42,7 @@ def job(
     log: list[Event] | None = None,
     *,
     repeated: str | None = None,
+    tokenizer: FakeTokenizer = TOKENIZER,
     **sampling: Any,
 ) -> Job:
     """A job that has begun; its answer begins with the prompt if that is to be `repeated`."""
@@ -39,7 +52,7 @@ def job(
     )
     output_filter = PatternFilter(compile_patterns(words, [])) if words else None
     work = Job(Claim("t0-x", 1, b"", log or []), request, 0, output_filter)
-    work.begin(TOKENIZER.encode(prompt), TOKENIZER, LIMITS)
+    work.begin(tokenizer.encode(prompt), tokenizer, LIMITS)
     return work
 
 
@@ -161,13 +174,22 @@ prompts = st.none() | st.sampled_from(["so b", "b ", "a b", "x" * 256 + "b a"])
 
 
 @settings(max_examples=50, deadline=None)
-@given(word_lists, stops, pieces, st.booleans(), prompts)
-def test_every_owner_tells_the_text_up_to_the_first_match(
+@given(
+    word_lists,
+    stops,
+    pieces,
+    st.booleans(),
+    prompts,
+    st.sampled_from([TOKENIZER, WindowedTokenizer()]),
+)
+@example(["é"], [], [b"\xc3", b"\xc3", b"\xa9"], True, None, WindowedTokenizer())
+def test_every_owner_tells_the_text_up_to_the_first_match(  # noqa: PLR0917
     words: list[str],
     stop: list[str],
     made: list[str | bytes],
     logprobs: bool,
     repeated: str | None,
+    tokenizer: FakeTokenizer,
 ) -> None:
     pattern = compile_patterns(words, []).whole
     assume(not pattern.search(repeated or ""))
@@ -176,6 +198,7 @@ def test_every_owner_tells_the_text_up_to_the_first_match(
         "stop": tuple(stop),
         "logprobs": 0 if logprobs else None,
         "repeated": repeated,
+        "tokenizer": tokenizer,
     }
     plain = job([], **sampling)
     plain.advance(ids, "stop", [SURE] * len(ids))

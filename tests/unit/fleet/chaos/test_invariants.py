@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 import pytest
+from msgspec import structs
 
 from millstream.fleet.chaos.evidence import Entry, Evidence, TaskRecord
 from millstream.fleet.chaos.history import Connection, Form, History, Look, Seen, Stopped
@@ -126,7 +127,7 @@ def change_between_looks(case: Case) -> None:
 
 def go_on_after_the_end(case: Case) -> None:
     _, event = case.task.log[0]
-    case.task.log.append(Entry(2, event._replace(seq=7)))
+    case.task.log.append(Entry(2, structs.replace(event, seq=7)))
 
 
 def lose_the_terminal_event(case: Case) -> None:
@@ -173,7 +174,7 @@ def go_on_after_a_stop(case: Case) -> None:
 def count_wrongly(case: Case) -> None:
     attempt, event = case.task.log[5]
     data = event.data.replace('"completion_tokens": 5', '"completion_tokens": 6')
-    case.task.log[5] = Entry(attempt, event._replace(data=data))
+    case.task.log[5] = Entry(attempt, structs.replace(event, data=data))
     case.seen[5] = Seen(6, "completed", data, 0.0)
 
 
@@ -193,7 +194,7 @@ def show_another_canary(case: Case) -> None:
 
 def write_another_token(case: Case) -> None:
     attempt, event = case.task.log[2]
-    case.task.log[2] = Entry(attempt, event._replace(data='" other"'))
+    case.task.log[2] = Entry(attempt, structs.replace(event, data='" other"'))
     case.seen[2] = Seen(3, "token", " other", 0.0)
 
 
