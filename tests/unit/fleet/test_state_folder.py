@@ -2,6 +2,8 @@
 
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,11 +54,18 @@ async def test_a_lock_is_free_when_its_last_holder_is_gone(
     os.close(await state.lock_database())
 
 
-def test_a_socket_path_is_short_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """One whose path is short wherever pytest has its own."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_socket_path_is_short_enough(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert StateFolder(Path("/s")).socket == Path("/s/valkey.sock")
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(short_folder))
     deep = [StateFolder(Path("/", *[letter * 40] * 3)) for letter in "ab"]
-    assert deep[0].socket.parent == tmp_path / f"millstream-{os.getuid()}"
+    assert deep[0].socket.parent == short_folder / f"millstream-{os.getuid()}"
     assert deep[0].socket == deep[0].socket
     assert deep[0].socket != deep[1].socket
     deep[0].socket.parent.chmod(0o755)
