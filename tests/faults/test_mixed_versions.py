@@ -65,7 +65,7 @@ async def replace_pod(fleet: LocalFleet, old: Api) -> Api:
 @pytest.mark.fault("mixed versions")
 @pytest.mark.timeout(120)
 async def test_an_upgrade_and_a_way_back_lose_nothing(
-    fleet: LocalFleet, fault: FaultRun, other: Path
+    fleet: LocalFleet, other: Path, fault: FaultRun
 ) -> None:
     fleet.source = other
     first, second, worker = await asyncio.gather(fleet.api(), fleet.api(), fleet.worker())
