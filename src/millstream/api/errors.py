@@ -27,6 +27,7 @@ _STATUS: tuple[tuple[type[errors.MillstreamError], int], ...] = (
     (errors.ExpiredTask, 410),
     (errors.UnknownWorker, 404),
     (errors.LogRewound, 410),
+    (errors.LogIncomplete, 410),
     (errors.IdempotencyConflict, 409),
     (errors.RequestTooLarge, 413),
     (errors.InvalidRequest, 400),

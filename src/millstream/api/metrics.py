@@ -66,7 +66,7 @@ class PodMetrics:
             ("log_reads", "Times that a reader which was behind read the log.", relay.log_reads),
             (
                 "log_rewinds",
-                "Readers who were told that Redis has lost what they had read.",
+                "Readers who were told that Redis has lost what they read or had read.",
                 relay.rewinds,
             ),
         ):

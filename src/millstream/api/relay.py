@@ -12,6 +12,7 @@ from millstream.shared.connection import RedisError
 from millstream.shared.errors import (
     EventOutOfRange,
     ExpiredTask,
+    LogIncomplete,
     LogRewound,
     RedisUnavailable,
     UnknownTask,
@@ -55,7 +56,7 @@ class Relay:
         self.log_reads = 0
         """How often a reader that was behind read the log."""
         self.rewinds = 0
-        """Readers told that Redis has lost what they had."""
+        """Readers told that Redis has lost what they had, or what they asked for."""
 
     async def page(
         self, task_id: str, caller: str, *, after: int, follow: bool = False, count: int = PAGE
@@ -66,6 +67,7 @@ class Relay:
             UnknownTask: there is none, or it is another caller's.
             ExpiredTask: there was one.
             LogRewound: Redis had lost events up to this number, and they came otherwise again.
+            LogIncomplete: one of those asked for is missing.
             RedisUnavailable: Redis did not answer.
         """
         shard = shard_of(task_id)
@@ -86,6 +88,11 @@ class Relay:
             return page
         if page == "rewound":
             raise self._rewound(task_id)
+        if page == "torn":
+            self.rewinds += 1
+            raise LogIncomplete(
+                f"The fleet's store has lost events of task {task_id}: its text cannot be had."
+            )
         raise missing_task(task_id, expired=page == "expired")
 
     async def so_far(self, task_id: str, caller: str) -> SoFar:
@@ -209,10 +216,8 @@ class _Gap:
         self.hopeless = False
 
     def lies_between(self, page: LogPage, next_seq: int) -> bool:
-        """Whether the log ends before, or does not hold, the next number to be given."""
-        short = page.seq < next_seq - 1
-        hollow = page.seq >= next_seq and not page.events  # their count is there, they are not
-        if not (short or hollow):
+        """Whether the log ends before what was given of it."""
+        if page.seq >= next_seq - 1:
             self._since = None
             return False
         now = time.monotonic()

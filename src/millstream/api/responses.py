@@ -54,7 +54,7 @@ async def find(pod: Pod, given: str, caller: str) -> StoredResponse:
 
 async def request_of(pod: Pod, task_id: str, caller: str) -> TaskRequest:
     """What a task was asked for; raises as `Relay.page`."""
-    await pod.relay.page(task_id, caller, after=0, count=1)  # says whose it is
+    await pod.relay.page(task_id, caller, after=0, count=0)  # says whose it is
     try:
         raw = await pod.scripts.request_of(Keys(shard_of(task_id) or 0), task_id)
     except RedisError as error:

@@ -61,7 +61,7 @@ def show_letter(settings: Settings, task_id: str, *, as_json: bool) -> int:
         for name in ("task_id", "model", "caller", "attempts", "failed_at", "error"):
             click.echo(f"{name + ':':<10} {whole[name]}")
         click.echo(f"request:   {json.dumps(whole['request'], ensure_ascii=False, indent=2)}")
-        click.echo("text:      " + ("expired with its log" if text is None else repr(text)))
+        click.echo("text:      " + ("gone with its log" if text is None else repr(text)))
 
     return _run(settings, work)
 

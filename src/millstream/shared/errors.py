@@ -18,6 +18,7 @@ MillstreamError
 │   ├── RedisUnavailable
 │   └── KeysUnavailable     whoever signs the callers' tokens does not show its keys
 ├── LogRewound              Redis lost events of the task that a reader has seen
+├── LogIncomplete           events that a reader asks for are missing from the task's log
 ├── TaskFailed              an accepted task ended in `failed`
 └── SettingsError           this process is set up wrongly; the text says what to do
 """
@@ -173,6 +174,12 @@ class LogRewound(MillstreamError):
     """Redis came back without events that were shown, and they cannot be had again."""
 
     default_code = "log_rewound"
+
+
+class LogIncomplete(MillstreamError):
+    """Events are missing from the midst of a task's log, and nobody can put them back."""
+
+    default_code = "log_incomplete"
 
 
 class TaskFailed(MillstreamError):

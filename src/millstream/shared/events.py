@@ -157,6 +157,14 @@ def decode_log(entries: Sequence[Sequence[Any]]) -> list[Event]:
     return events
 
 
+def gapless(events: Sequence[Event], *, after: int, upto: int) -> bool:
+    """Whether these are all events after a number, up to another one, in order."""
+    numbers = range(after + 1, upto + 1)
+    return len(events) == len(numbers) and all(
+        event.seq == number for event, number in zip(events, numbers, strict=True)
+    )
+
+
 def decode_pod_message(payload: bytes) -> list[tuple[str, list[Event]]]:
     """Read what a pod's channel carries: per task its id and its new events.
 

@@ -7,7 +7,7 @@ import msgspec
 import redis.asyncio
 
 from millstream.shared import keys
-from millstream.shared.events import Event, decode_log
+from millstream.shared.events import Event, decode_log, gapless
 from millstream.shared.keys import Keys
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.queue_depth import ClassDepth, QueueDepth
@@ -282,17 +282,20 @@ class Scripts:
     ) -> LogPage | str:
         """Events after number `after`, and from now on the rest on the pod's channel.
 
-        An empty `pod` only reads. Answers `unknown` or `expired` where there is no such task, and
-        `rewound` if events up to `after` were lost by Redis and came otherwise again.
+        An empty `pod` only reads. Answers `unknown` or `expired` where there is no such task,
+        `rewound` if events up to `after` were lost by Redis and came otherwise again, and `torn` if
+        one of those asked for is missing.
         """
         answer = await self._run(
             "follow", [shard.task(task_id)], [task_id, caller, pod, after, count]
         )
         if answer[0] != b"ok":
             return answer[0].decode()
-        return LogPage(
-            TaskState(answer[1].decode()), int(answer[2]), answer[3].decode(), decode_log(answer[4])
-        )
+        # Where none are asked for, XRANGE answers nil.
+        seq, events = int(answer[2]), decode_log(answer[4] or ())
+        if not gapless(events, after=after, upto=min(seq, after + count)):
+            return "torn"
+        return LogPage(TaskState(answer[1].decode()), seq, answer[3].decode(), events)
 
     async def unfollow(self, shard: Keys, *, pod: str, task_ids: Sequence[str]) -> None:
         """Stop the pod's channel from carrying these tasks."""

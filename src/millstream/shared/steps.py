@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from millstream.shared.events import Event, decode_log
+from millstream.shared.events import TOKEN, Event, decode_log, gapless
 from millstream.shared.fair_order import Waiting, serving_order
 from millstream.shared.states import Priority, TaskState
 
@@ -94,20 +94,26 @@ class Claim:
     """Its last worker let it go, in a drain."""
     predecessor: str = ""
     """The worker that was lost with it; '' if none was."""
+    torn: bool = False
+    """Events of its log are missing: `log` has as many as there were, and none of their text."""
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Claim":
         """What claim.lua answers for a task."""
+        log, seq = decode_log(row[3]), row[9]
+        if torn := not gapless(log, after=0, upto=seq):
+            log = [Event(number, TOKEN, "", '""') for number in range(1, seq + 1)]
         return cls(
             row[0].decode(),
             row[1],
             row[2],
-            decode_log(row[3]),
+            log,
             suspect=row[4] == 1,
             age_s=row[5] / 1000,
             priority=Priority(row[6].decode()),
             handed_over=row[7] == 1,
             predecessor=row[8].decode(),
+            torn=torn,
         )
 
 

@@ -217,10 +217,10 @@ class Job:
             error.message, code=error.code, param=error.param, kind="invalid_request_error"
         )
 
-    def fail_internally(self, message: str) -> None:
+    def fail_internally(self, message: str, code: str = "internal_error") -> None:
         """End the task as failed by a fault of ours that another attempt would meet too."""
-        self.outcome, self.reason = TaskState.FAILED, "internal_error"
-        self._detail = error_data(message, code="internal_error", kind="server_error")
+        self.outcome, self.reason = TaskState.FAILED, code
+        self._detail = error_data(message, code=code, kind="server_error")
 
     @property
     def events(self) -> Sequence[tuple[str, str]]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from millstream.shared.content_filter import Filters, refused_prompt
-from millstream.shared.errors import InvalidRequest
+from millstream.shared.errors import InvalidRequest, LogIncomplete
 from millstream.shared.schemas import TaskRequest, decode_request, shard_of
 from millstream.shared.steps import Claim
 from millstream.worker.engines.base import Engine, StepOutput
@@ -86,9 +86,12 @@ class Runner:
             job = Job(claim, decode_request(claim.request), shard, self._filters.output)
         except msgspec.MsgspecError:
             logger.exception("not a request", extra={"task_id": claim.task_id})
-            job = self._jobs[request_id] = Job(claim, TaskRequest(model=""), shard)
-            job.fail_internally("This worker does not understand the task's request.")
-            self._on_unwritten(job)
+            self._fail(claim, "This worker does not understand the task's request.")
+            return
+        if claim.torn:
+            logger.error("the log lacks events", extra={"task_id": claim.task_id})
+            message = "The fleet's store has lost events of the task, so it cannot go on."
+            self._fail(claim, message, LogIncomplete.default_code)
             return
         self._jobs[request_id] = job
         self._metrics.claimed(job)
@@ -99,6 +102,13 @@ class Runner:
         task = asyncio.create_task(self._begin(job), name=f"begin {request_id}")
         self._starting[request_id] = task
         task.add_done_callback(lambda _: self._starting.pop(request_id, None))
+
+    def _fail(self, claim: Claim, message: str, code: str = "internal_error") -> None:
+        """End a task that no worker can go on with."""
+        job = Job(claim, TaskRequest(model=""), shard_of(claim.task_id) or 0)
+        self._jobs[job.request_id] = job
+        job.fail_internally(message, code)
+        self._on_unwritten(job)
 
     async def _begin(self, job: Job) -> None:
         loop = asyncio.get_running_loop()

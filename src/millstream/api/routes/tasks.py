@@ -54,7 +54,7 @@ async def create_task(
     )
     task_id, status = accepted.task_id, TaskState.QUEUED
     if accepted.known:
-        page = await pod.relay.page(task_id, caller.id, after=0, count=1)
+        page = await pod.relay.page(task_id, caller.id, after=0, count=0)
         status = page.state
     answer = {
         "task_id": task_id,

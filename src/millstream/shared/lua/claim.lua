@@ -8,7 +8,7 @@
 -- A worker that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
 -- -> {rows, waiting}; row: {id, attempt, request, log entries, suspect (0|1), age in ms, class,
---    handed over (0|1), the worker lost with it or ''}
+--    handed over (0|1), the worker lost with it or '', number of the log's last event}
 -- A task that one more loss without progress would end is a suspect until it makes progress. A
 -- worker runs one suspect at a time, so that a poison task ends itself and not those it met.
 local queue, me, model = KEYS[1], ARGV[1], ARGV[2]
@@ -42,7 +42,7 @@ local function give(id, task, lost)
     id, tonumber(task.attempt), task.request, log,
     (tonumber(task.lost or 0) >= max_attempts - 1 and task.lost_seq == task.seq) and 1 or 0,
     now - tonumber(task.created or now), class_of(task.priority), task.released == '1' and 1 or 0,
-    lost or '',
+    lost or '', tonumber(task.seq),
   }
 end
 

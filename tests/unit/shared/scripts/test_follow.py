@@ -1,13 +1,16 @@
 """The log, and who hears of it."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from tests.support.script_bench import SHARD, Bench, row
 
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.steps import (
     ENDED,
+    LogPage,
 )
 
 
@@ -81,3 +84,46 @@ async def test_follow_reads_from_any_number(bench: Bench) -> None:
     for after in range(11):
         events = await bench.log(claim.task_id, after)
         assert [event.seq for event in events] == list(range(after + 1, 11))
+
+
+@pytest.mark.parametrize(
+    ("lost", "wanted"), [((1,), 0), ((5, 6), 0), ((10,), 0), (range(1, 11), 0), ((5,), 4)]
+)
+async def test_a_log_with_a_hole_is_torn_for_whom_it_concerns(
+    bench: Bench, lost: Sequence[int], wanted: int
+) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w1")
+    await bench.append(row(claim, 1, *"abcdefghij"))
+    await bench.client.xdel(SHARD.log(claim.task_id), *(f"{number}-0" for number in lost))
+
+    async def read(after: int, count: int) -> LogPage | str:
+        return await bench.scripts.follow(
+            SHARD, task_id=claim.task_id, caller="ann", pod="", after=after, count=count
+        )
+
+    assert await read(wanted, 1000) == "torn"
+    for after in range(lost[-1], 11):  # who has what is missing reads on
+        assert [event.seq for event in await bench.log(claim.task_id, after)] == list(
+            range(after + 1, 11)
+        )
+    before = await read(0, lost[0] - 1)
+    assert isinstance(before, LogPage)
+    assert ([event.seq for event in before.events], before.seq) == (list(range(1, lost[0])), 10)
+    assert await read(0, lost[0]) == "torn"
+
+
+@pytest.mark.parametrize("lost", [(1,), (2,), (3,), (1, 2, 3)])
+async def test_who_takes_over_is_told_of_a_hole(bench: Bench, lost: Sequence[int]) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("dead")
+    await bench.append(row(claim, 1, *"abc"))
+    await bench.client.xdel(SHARD.log(claim.task_id), *(f"{number}-0" for number in lost))
+    await bench.lapse()
+    (again,) = await bench.claim("w")
+    assert again.torn
+    assert [(event.seq, event.ids, event.text) for event in again.log] == [
+        (1, "", ""), (2, "", ""), (3, "", ""),
+    ]  # fmt: skip
+    assert await bench.append(row(again, 4, outcome="failed", detail="{}")) == [4]
+    assert await bench.state(claim.task_id) == "failed"
