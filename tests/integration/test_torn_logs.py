@@ -1,4 +1,4 @@
-"""Somebody deleted or trimmed a task's log: whoever needs what is missing is told so (B55)."""
+"""Somebody deleted a part of a task: whoever needs what is missing is told so (B55)."""
 
 from typing import Any
 
@@ -103,6 +103,26 @@ async def test_no_worker_goes_on_over_a_hole(fleet: LocalFleet) -> None:
             (end,) = await read(http, task_id, after=10)
             assert (end.id, end.event) == ("11", "failed")
             assert end.json["error"]["code"] == "log_incomplete"
+        assert len(await read(http, await submit(http, held(tokens=3)))) == 4
+        assert second.popen.poll() is None
+    await fleet.quiet()
+
+
+async def test_a_task_whose_request_is_gone_fails_alone(fleet: LocalFleet) -> None:
+    """Waiting or taken over; the workers that get it live on."""
+    await fleet.api()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=20) as http:
+        first = await fleet.worker(lease_s=1, max_concurrent=1)
+        running = await submit(http, held(3, tokens=9))
+        await written(fleet, {running: 3})
+        waiting = await submit(http, held(tokens=3))
+        for task_id in (running, waiting):
+            assert await fleet.redis.hdel(Keys(0).task(task_id), "request") == 1
+        first.kill()
+        second = await fleet.worker(lease_s=1)
+        for task_id in (running, waiting):
+            end = (await read(http, task_id))[-1]
+            assert (end.event, end.json["error"]["code"]) == ("failed", "internal_error")
         assert len(await read(http, await submit(http, held(tokens=3)))) == 4
         assert second.popen.poll() is None
     await fleet.quiet()

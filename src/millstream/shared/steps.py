@@ -84,6 +84,7 @@ class Claim:
     task_id: str
     attempt: int
     request: bytes
+    """Empty where it is gone from the task."""
     log: list[Event]
     suspect: bool = False
     """One more loss without progress would end it; a worker runs one such task at a time."""
@@ -106,7 +107,7 @@ class Claim:
         return cls(
             row[0].decode(),
             row[1],
-            row[2],
+            row[2] or b"",
             log,
             suspect=row[4] == 1,
             age_s=row[5] / 1000,

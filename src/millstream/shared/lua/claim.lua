@@ -85,7 +85,7 @@ local function start(id, task)
   redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
     'started', int(now))
   task.request = redis.call('HGET', task_key(id), 'request')
-  pay_turn(id, task, #task.request / 4) -- nobody has counted the prompt's tokens yet
+  pay_turn(id, task, #(task.request or '') / 4) -- nobody has counted the prompt's tokens yet
   step_out(model, standing(id, task))
   give(id, task)
 end
