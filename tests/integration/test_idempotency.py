@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+import pytest
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read
 from tests.support.routes import asking, making_routes
@@ -43,3 +44,21 @@ async def test_a_key_is_one_task_on_every_route(fleet: LocalFleet) -> None:
         assert sum(row["tasks"] for row in rows) == len(routes) + 1
         assert sum(row["completion_tokens"] for row in rows) == 3 * (len(routes) + 1)
     await fleet.quiet()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_key_belongs_to_its_route(shared_fleet: LocalFleet) -> None:
+    """The same bytes mean something else there: the answer would have the form of the first."""
+    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as http:
+        body = {"prompt": '@fake {"tokens": 3}\nhello'}
+        routes = ("/generate", "/chat", "/generate/stream", "/tasks", "/v1/completions")
+        for number, first in enumerate(routes):
+            key = {"Idempotency-Key": f"route {number}"}
+            made = await http.post(first, json=body, headers=key)
+            for path in routes:
+                answer = await http.post(path, json=body, headers=key)
+                if path == first:
+                    assert answer.headers["x-task-id"] == made.headers["x-task-id"]
+                    continue
+                assert answer.status_code == 409, (first, path)
+                assert answer.json()["error"]["code"] == "idempotency_key_reused"

@@ -99,6 +99,7 @@ class Admission:
         *requests: TaskRequest,
         caller: Caller,
         idempotency_key: str | None = None,
+        route: str = "",
         body: bytes = b"",
         attached: bool = False,
         priority: Priority | None = None,
@@ -111,6 +112,7 @@ class Admission:
                 caller named none, which will do while the fleet serves just one.
             caller: Whose tasks they are; one that may not use the model is told there is none.
             idempotency_key: Makes it safe to send the same body again.
+            route: Where it came to, compared as the body is: it says what a body means.
             body: The body as it came, compared when the key comes again.
             attached: The answer belongs to the connection: it is not decoded for nobody.
             priority: Its class; None is the first that the caller may use.
@@ -122,7 +124,7 @@ class Admission:
             NoWorker: nobody has joined the fleet yet.
             RedisUnavailable: Redis does not answer; no task comes of it, unless there is a key by
                 which to find it.
-            IdempotencyConflict: the key stands for another body.
+            IdempotencyConflict: the key stands for another body, or route.
             RateLimited: the caller has used what it may.
             NotAllowed: the caller may not use the class.
         """
@@ -154,7 +156,7 @@ class Admission:
                 caller,
                 named,
                 idempotency_key,
-                body,
+                f"{route}\0".encode() + body,
                 admitted=admitted,
                 attached=attached,
                 priority=chosen,
@@ -181,7 +183,8 @@ class Admission:
             )
         if answer.conflict:
             raise IdempotencyConflict(
-                "This Idempotency-Key was used with another body.", param="Idempotency-Key"
+                "This Idempotency-Key was used with another body, or on another path.",
+                param="Idempotency-Key",
             )
         if answer.crowded:
             most = self._limiter.limits_of(caller).waiting_tasks
@@ -200,7 +203,7 @@ class Admission:
         caller: Caller,
         requests: Sequence[TaskRequest],
         key: str | None,
-        body: bytes,
+        compared: bytes,
         *,
         admitted: Admitted | None,
         attached: bool,
@@ -215,7 +218,7 @@ class Admission:
             "weight": caller.weight,
             "live_ttl_s": settings.live_ttl_s,
             "idempotency_key": key,
-            "body_hash": hashlib.blake2b(body, digest_size=16).hexdigest() if key else "",
+            "body_hash": hashlib.blake2b(compared, digest_size=16).hexdigest() if key else "",
             "orphan_s": ORPHAN_S + settings.disconnect_grace_s if attached else 0,
             "life_s": min(self._limiter.life_s(caller), deadline_s or math.inf),
             "priority": priority,

@@ -103,7 +103,7 @@ class EventOutOfRange(InvalidRequest):
 
 
 class IdempotencyConflict(InvalidRequest):
-    """The idempotency key was used before with another body."""
+    """The idempotency key was used before with another body, or on another route."""
 
     default_code = "idempotency_key_reused"
 

@@ -49,7 +49,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Tasks that were not accepted: the queue is full, or the key stands for another body."""
+    """Tasks that were not accepted: the queue is full, or the key stands for another request."""
 
     conflict: bool
     retry_after_s: float

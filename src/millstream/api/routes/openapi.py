@@ -45,7 +45,7 @@ _ERRORS = {
     "401": "No key, or a wrong one.",
     "403": "Not for this caller.",
     "404": "No such task or model.",
-    "409": "The `Idempotency-Key` stands for another body, or the task was stopped.",
+    "409": "The `Idempotency-Key` stands for another request, or the task was stopped.",
     "410": "It was there, and has expired.",
     "413": "The body is too large.",
     "429": "The caller has used what it may.",

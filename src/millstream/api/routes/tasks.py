@@ -48,6 +48,7 @@ async def create_task(
         ),
         caller=caller,
         idempotency_key=request.headers.get("idempotency-key"),
+        route=request.url.path,
         body=raw,
         priority=Priority(body.priority) if body.priority else None,
         deadline_s=body.deadline_s,
