@@ -227,7 +227,10 @@ async def test_a_stream_goes_on_after_any_number_with_the_same_bytes(
     [
         ({"stream": "true", "starting_after": "12"}, "starting_after"),
         ({"stream": "true", "starting_after": "-1"}, "starting_after"),
-        ({"stream": "true", "starting_after": "x"}, "starting_after"),
+        *(
+            ({"stream": "true", "starting_after": given}, "starting_after")
+            for given in ("x", "", "1_0", "+1", " 1", "1\n", "-0", "1.0", "٣", "1" * 16)
+        ),
         ({"starting_after": "1"}, "starting_after"),
         ({"stream": "maybe"}, "stream"),
     ],

@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    field_validator,
+)
 
 from millstream.api.openai.schemas import (
     MAX_MESSAGES,
@@ -146,7 +154,7 @@ class RetrieveQuery(Query):
     """`GET /v1/responses/{response_id}`."""
 
     stream: bool = False
-    starting_after: int | None = Field(default=None, ge=0, lt=10**15)
+    starting_after: Annotated[str, WithJsonSchema({"type": "integer", "minimum": 0})] | None = None
 
 
 class InputItemsQuery(Query):

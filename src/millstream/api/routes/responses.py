@@ -30,6 +30,7 @@ from millstream.api.pod import CurrentPod
 from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.routes.slots import StreamSlot
+from millstream.api.routes.tasks import event_number
 from millstream.shared.errors import EventOutOfRange, InvalidRequest
 from millstream.shared.schemas import Message, TaskRequest
 from millstream.shared.states import TaskState
@@ -97,13 +98,15 @@ async def get_response(
     query = read_query(request, RetrieveQuery)
     if query.starting_after is not None and not query.stream:
         raise InvalidRequest("starting_after needs stream=true.", param="starting_after")
+    after = -1  # nothing seen: the first number is 0
+    if query.starting_after is not None:
+        after = event_number(query.starting_after, param="starting_after")
     stored = await stored_responses.find(pod, response_id, caller.id)
     task_id = stored.task_id
     if not query.stream:
         return JSONResponse(
             await stored_responses.as_it_stands(pod, task_id, stored.request, caller.id)
         )
-    after = -1 if query.starting_after is None else query.starting_after
     numbering = Numbering(stored.request)
     page = await pod.relay.page(task_id, caller.id, after=numbering.seen(after), count=1)
     if after > (last := numbering.last(page)):

@@ -103,16 +103,14 @@ def _seconds(milliseconds: str | None) -> float | None:
     return None if milliseconds is None else int(milliseconds) / 1000
 
 
-def event_number(given: str) -> int:
-    """The number that a client gives as the last event it has.
+def event_number(given: str, *, param: str = "last_event_id") -> int:
+    """The number that a client gives as the last event it has, in a parameter.
 
     Raises:
         EventOutOfRange: it is none.
     """
     if not _EVENT_ID.fullmatch(given):
-        raise EventOutOfRange(
-            "The last event id must be the number of an event.", param="last_event_id"
-        )
+        raise EventOutOfRange(f"{param} must be the number of an event.", param=param)
     return int(given)
 
 
