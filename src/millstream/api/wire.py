@@ -61,8 +61,15 @@ class Wire:
         await self._flow.drain()
 
     def cut(self) -> None:
-        """Drop the client, unless it has gone."""
-        if not self._cycle.disconnected:
+        """Drop the client, unless it has gone; by a reset, or its body might look whole."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        if self._left and cycle.chunked_encoding and not cycle.transport.get_write_buffer_size():
+            # It may still listen: a reset would take what is on its way to it, and a body without
+            # its last chunk is not whole anyway.
+            cycle.transport.close()
+        else:
             self._protocol.cut()
 
     def watch(self, lost: Callable[[], None]) -> None:
