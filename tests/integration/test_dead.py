@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
+from tests.support.store import Store
 from tests.support.waiting import eventually
 
 from millstream.fleet.cli import invoke
+from millstream.fleet.state_folder import StateFolder, default_state_folder
 from millstream.shared.dead_letters import DeadLetters
 from millstream.shared.errors import QueueFull
 
@@ -117,3 +120,21 @@ async def test_a_letter_is_never_lost_and_never_tried_twice(
         await eventually(back, what="the one new task to fail")
         assert await letters.drop((await letters.read())[0])
     await fleet.quiet()
+
+
+async def test_the_fleet_of_up_is_found(
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nobody has to know where its database listens."""
+    monkeypatch.delenv("MILLSTREAM_REDIS_URL", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "s"))
+    code, _, error = await Dead(capsys)("list")
+    assert code == 1
+    assert "no fleet of `millstream up` is here, so set MILLSTREAM_REDIS_URL to yours" in error
+    socket = StateFolder(default_state_folder()).socket
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    socket.symlink_to(store.socket)
+    assert await Dead(capsys)("list") == (0, "No dead letters.\n", "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from millstream.fleet.state_folder import running_redis_url
 from millstream.shared.address import mask_password
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.dead_letters import DeadLetter, DeadLetters
@@ -95,18 +96,23 @@ def drop_letters(settings: Settings, task_ids: Sequence[str], model: str | None)
 
 
 def _run(settings: Settings, work: Callable[[DeadLetters, Scripts], Awaitable[None]]) -> int:
+    """Do the work on the Redis that is set, or else on that of this user's `millstream up`."""
+    running = None if "redis_url" in settings.model_fields_set else running_redis_url()
+    redis_url = running or settings.redis_url
+
     async def main() -> None:
-        async with open_redis(settings.redis_url, pool_size=2) as client:
+        async with open_redis(redis_url, pool_size=2) as client:
             scripts = Scripts(client)
             await work(DeadLetters(client, scripts), scripts)
 
     try:
         asyncio.run(main())
     except RedisError as error:
-        shown = mask_password(settings.redis_url)
-        raise MillstreamError(
-            f"Redis at {shown} fails: {error}; set MILLSTREAM_REDIS_URL to the fleet's"
-        ) from None
+        advice = "is `millstream up` still running?"
+        if running is None:
+            advice = "no fleet of `millstream up` is here, so set MILLSTREAM_REDIS_URL to yours"
+        reason = str(error).rstrip(".")
+        raise MillstreamError(f"Redis at {mask_password(redis_url)}: {reason}; {advice}") from None
     return 0
 
 

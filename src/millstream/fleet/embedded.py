@@ -12,7 +12,6 @@ import platform
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote
 
 from millstream.fleet.backoff import Backoff
 from millstream.fleet.guard import Guard
@@ -79,7 +78,7 @@ class EmbeddedValkey:
     @property
     def url(self) -> str:
         """Where the fleet finds it."""
-        return "unix://" + quote(str(self._state.socket))
+        return self._state.redis_url
 
     async def prepare(self) -> None:
         """Wait until nothing of an earlier fleet is left in this folder.

@@ -14,6 +14,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 from millstream.fleet import lifeline
 from millstream.shared.errors import MillstreamError
@@ -32,6 +33,12 @@ def default_state_folder() -> Path:
     home = os.environ.get("XDG_STATE_HOME", "")
     base = Path(home) if os.path.isabs(home) else Path.home() / ".local" / "state"
     return base / "millstream"
+
+
+def running_redis_url() -> str | None:
+    """The database of this user's `millstream up`; None where there is none."""
+    state = StateFolder(default_state_folder())
+    return state.redis_url if state.socket.exists() else None
 
 
 class StateFolder:
@@ -63,6 +70,11 @@ class StateFolder:
             return path
         name = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest() + ".sock"
         return _private_temporary_folder(len(name) + 1) / name
+
+    @property
+    def redis_url(self) -> str:
+        """Where the database is reached while a fleet runs here."""
+        return "unix://" + quote(str(self.socket))
 
     def claim(self) -> None:
         """Take the folder for one `millstream up`.
