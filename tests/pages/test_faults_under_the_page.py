@@ -64,9 +64,9 @@ async def test_the_worker_is_killed_and_another_comes_late(page: Page, fleet: Lo
     await expect(state).to_have_text("Waiting for a worker")
     await fleet.worker()
     await expect(state).to_have_text("", timeout=15_000)
+    await expect(chat.marks).to_have_text(["moved to another worker"])
     await chat.ended()
     await expect(chat.text).to_have_text(WORDS)
-    await expect(chat.marks).to_have_text(["moved to another worker"])
 
 
 async def test_the_page_is_loaded_again_in_the_middle(page: Page, fleet: LocalFleet) -> None:

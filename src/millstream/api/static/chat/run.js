@@ -10,6 +10,9 @@ const STOP_PAUSE_MS = 1_000;
 // When nothing has come for as long, or for as long as so many tokens took so far.
 const QUIET_MS = 3_000;
 const QUIET_TOKENS = 10;
+// What comes so soon after a connection was made had been written before; it tells of no speed.
+const BACKLOG_MS = 500;
+const WAITING = "Waiting for a worker";
 
 /**
  * Drives an assistant's turn until it is completed, cancelled or failed. What the page shows hears
@@ -23,7 +26,7 @@ export class Run {
     this.words = "";
     this.away = new AbortController();
     this.rejoining = turn.state === "running";
-    this.rate = { first: 0, last: 0, tokens: 0 };
+    this.rate = { joined: 0, first: 0, last: 0, timed: 0, tokens: 0 };
   }
 
   /** Returns when the turn has ended; throws ApiError 401 where a key is needed. */
@@ -75,6 +78,7 @@ export class Run {
     const onLink = (up) => {
       if (up && this.lost) turn.rejoined = (turn.rejoined ?? 0) + 1;
       this.lost = !up;
+      if (up) Object.assign(this.rate, { joined: performance.now(), first: 0, timed: 0 });
       if (up) this.listen();
       else clearTimeout(this.quiet);
       this.say(up ? "" : "Connection lost. The answer goes on; joining it again.");
@@ -86,6 +90,7 @@ export class Run {
         const eta = event.data.eta_s >= 1 ? `, about ${Math.ceil(event.data.eta_s)} s` : "";
         this.say(`Waiting: ${ordinal(event.data.position)} in the queue${eta}`);
       } else if (event.kind === "token") {
+        if (this.words === WAITING) this.look();
         if (this.words) this.say("");
         this.listen();
         text += event.data.text;
@@ -106,10 +111,20 @@ export class Run {
 
   /** `n` counts the tokens of an event: one, or none where it lets out text that was held back. */
   count(n) {
+    const { rate } = this;
     const now = performance.now();
-    this.rate.first ||= now;
-    this.rate.last = now;
-    this.rate.tokens += n;
+    rate.tokens += n;
+    if (now - rate.joined < BACKLOG_MS) return;
+    rate.first ||= now;
+    rate.last = now;
+    rate.timed += n;
+  }
+
+  /** Whether another worker goes on with it, as the silence before this token makes likely. */
+  async look() {
+    const details = await json(`tasks/${this.turn.task}`).catch(() => null);
+    if (details) this.turn.attempts = details.attempts;
+    this.view?.changed();
   }
 
   /** From now on, tell of a silence: a worker that is gone says nothing of it. */
@@ -117,7 +132,7 @@ export class Run {
     clearTimeout(this.quiet);
     const usual = this.speed ? QUIET_TOKENS * 1000 / this.speed : 0;
     this.quiet = setTimeout(() => {
-      if (!this.words) this.say("Waiting for a worker");
+      if (!this.words) this.say(WAITING);
     }, Math.max(QUIET_MS, usual));
   }
 
@@ -172,7 +187,7 @@ export class Run {
   /** Tokens per second so far, or null. */
   get speed() {
     const seconds = (this.rate.last - this.rate.first) / 1000;
-    return seconds > 0.5 ? (this.rate.tokens - 1) / seconds : null;
+    return seconds > 0.5 ? (this.rate.timed - 1) / seconds : null;
   }
 
   say(words) {
