@@ -34,7 +34,7 @@ TOKENS = 4
 CLIENTS = 16
 ANSWER_S = 10.0  # a bound on hangs
 WARM = 50
-READY_S = 60.0
+READY_S = 20.0
 # An opening chunk has an empty one.
 FIRST = re.compile(rb'"content":\s?"[^"]')
 END = b"\r\n0\r\n\r\n"

@@ -18,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from millstream.shared.schemas import Message
-from millstream.worker.detokenizer import Detokenizer
+from millstream.worker.detokenizer import open_detokenizer
 from millstream.worker.engines.base import EngineSettings, GenerationRequest, StepOutput
 from millstream.worker.engines.registry import create_engine
 
@@ -77,7 +77,7 @@ async def answer(messages: list[Message], max_tokens: int) -> AsyncGenerator[str
             max_new_tokens=max_tokens, seed=None, fallback_seed=0,
         )
     )  # fmt: skip
-    detokenizer = Detokenizer(engine.tokenizer)
+    detokenizer = open_detokenizer(engine.tokenizer)
     finish = None
     while finish is None:
         output = await queue.get()

@@ -29,7 +29,7 @@ def test_what_a_token_costs_a_pod(tmp_path: Path) -> None:
 
 
 def test_what_a_first_token_takes(tmp_path: Path) -> None:
-    few = ("--quick", "--requests", "3", "--submits", "64")
+    few = ("--quick", "--no-peers", "--requests", "3", "--submits", "64")
     told = json.dumps(figures(tmp_path, "ttft", *few))
     assert "added_p50_ms" in told
     assert "submits_per_core_s" in told
