@@ -115,9 +115,7 @@ class TransformersTokenizer:
         if self._backend is None or token_id in self._added:
             return str(name).encode()
         if self._byte_level:
-            if not _BYTES.keys() >= set(name):
-                return name.encode()  # as the decoder does
-            return bytes(_BYTES[character] for character in name)
+            return _spelled(name)
         if match := _BYTE_TOKEN.fullmatch(name):
             return bytes([int(match.group(1), 16)])
         return name.replace("\u2581", " ").encode()
@@ -129,8 +127,11 @@ class TransformersTokenizer:
 
     def _text_bytes(self, token_id: int) -> bytes:
         text = self.decode([token_id])
-        # With U+FFFD it is a piece of a character, or that character itself.
-        return self.token_bytes(token_id) if "\ufffd" in text else text.encode()
+        if "\ufffd" not in text:
+            return text.encode()
+        # It is a piece of a character, or that character itself. The decoder reads the names of
+        # added tokens as it reads all others.
+        return _spelled(str(self._tokenizer.convert_ids_to_tokens(token_id)))
 
     @functools.cached_property
     def _added(self) -> frozenset[int]:
@@ -149,6 +150,13 @@ class TransformersTokenizer:
         literal: Any = copy.deepcopy(self._backend)
         literal.encode_special_tokens = True
         return literal
+
+
+def _spelled(name: str) -> bytes:
+    """What a name stands for in a byte-level tokenizer; one that spells no bytes, itself."""
+    if not _BYTES.keys() >= set(name):
+        return name.encode()
+    return bytes(_BYTES[character] for character in name)
 
 
 def _first_line(error: Exception) -> str:

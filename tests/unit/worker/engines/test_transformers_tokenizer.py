@@ -72,7 +72,7 @@ def test_a_text_of_bytes_and_of_tokens_with_names():
     from tokenizers import AddedToken
 
     wrapped = tiny_tokenizer()
-    names = ["<think>", "two words", "é", "naïve Ġ", "\ufffd", "日本"]
+    names = ["<think>", "two words", "é", "éa", "naïve Ġ", "\ufffd", "日本"]
     wrapped.add_tokens([AddedToken(name, special=False) for name in names])
     tokenizer = TransformersTokenizer(wrapped)
     ids = range(len(wrapped) + 1)
@@ -85,6 +85,8 @@ def test_a_text_of_bytes_and_of_tokens_with_names():
         pieces = [detokenizer.push(token_id) for token_id in chosen]
         assert "".join(pieces) + detokenizer.flush() == tokenizer.decode(chosen)
 
+    for token_id in ids:  # each with a neighbour, whatever is drawn
+        check.hypothesis.inner_test([0, token_id, 1])
     check()
 
 
