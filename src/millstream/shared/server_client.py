@@ -143,12 +143,16 @@ class PlainSpoken:
     """Mixed into redis-py's connections: uvloop has a word of its own for a lost one."""
 
     async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-        """As redis-py's; a transport that was reset a moment ago is a lost connection too."""
+        """As redis-py's; one that was reset or closed a moment ago is a lost connection too."""
         untyped: Any = super()
         try:
             await untyped.send_packed_command(command, check_health)
         except RuntimeError as error:
             raise RedisConnectionError(str(error)) from error
+        except AttributeError as error:  # redis-py looks for a writer that is no more
+            if untyped._writer is not None:
+                raise
+            raise RedisConnectionError("The connection was closed meanwhile.") from error
 
     async def exchange(self, command: tuple[Any, ...]) -> Any:
         """One command on a connection that nobody else uses; its answer as it comes.

@@ -114,3 +114,17 @@ async def test_an_error_of_a_script_is_told(scripts: Scripts) -> None:
     await scripts.runner.client.config_set("maxmemory", "0")
     for _ in range(2):
         await scripts.ready()
+
+
+async def test_a_connection_closed_while_it_connects_is_a_lost_one(link: Link) -> None:
+    """Who watches a master closes all connections to it, those on their way to it among them."""
+    async with open_redis(link.url) as client:
+        for turns in range(60):  # of the event loop, in which the connection gets further each time
+            connection = client.connection_pool.make_connection()
+            connecting = asyncio.create_task(connection.connect())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await connection.disconnect(nowait=True)
+            with contextlib.suppress(RedisError):  # or it has connected again
+                await connecting
+            await connection.disconnect(nowait=True)
