@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from tests.support.link import Way
 from tests.support.local_fleet import LocalFleet
 from tests.support.redis_servers import KINDS, Servers
 from tests.support.store import Store
 
+from millstream.fleet.chaos.link import Link
 from millstream.shared.connection import open_redis
 from millstream.shared.scripts import Scripts
 
@@ -57,6 +59,19 @@ def store(tmp_path: Path) -> Iterator[Store]:
     valkey = Store(tmp_path / "valkey")
     yield valkey
     valkey.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def way(store: Store) -> Way:
+    """Where the link leads of those who are to suffer."""
+    return Way(store.connect)
+
+
+@pytest.fixture
+async def link(way: Way) -> AsyncIterator[Link]:
+    """A link to it that can be cut, silenced and slowed."""
+    async with Link(way) as between:
+        yield between
 
 
 @pytest.fixture

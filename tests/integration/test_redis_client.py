@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,18 +23,6 @@ from tests.support.waiting import eventually
 from millstream.api.pod import LOG_READS
 from millstream.fleet.chaos.link import Link
 from millstream.shared.connection import POOL_SIZE, SOCKET_TIMEOUT_S, open_redis
-
-
-@pytest.fixture
-def way(store: Store) -> Way:
-    """Where the link of those processes leads that are to suffer."""
-    return Way(store.connect)
-
-
-@pytest.fixture
-async def link(way: Way) -> AsyncIterator[Link]:
-    async with Link(way) as between:
-        yield between
 
 
 async def test_cancelled_calls_cross_nothing_and_leave_nothing(

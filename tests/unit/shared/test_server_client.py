@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.exceptions import OutOfMemoryError
 from tests.support.link import Way
-from tests.support.store import Store
 
 from millstream.fleet.chaos.link import Link
 from millstream.shared.connection import CALL_S, POOL_SIZE, RedisError, open_redis
@@ -16,17 +15,6 @@ from millstream.shared.keys import WORKERS, Keys
 from millstream.shared.scripts import Scripts
 
 SHARD = Keys(0)
-
-
-@pytest.fixture
-def way(store: Store) -> Way:
-    return Way(store.connect)
-
-
-@pytest.fixture
-async def link(way: Way) -> AsyncIterator[Link]:
-    async with Link(way) as between:
-        yield between
 
 
 @pytest.fixture
