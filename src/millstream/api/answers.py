@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -38,26 +38,16 @@ def followed_answer(
     return _event_stream(pod, content, [shortcut], reader.headers)
 
 
-async def streamed_answer(
-    pod: Pod, accepted: Accepted, caller: str, *choices: AnswerFrames
-) -> Response:
+def streamed_answer(pod: Pod, accepted: Accepted, caller: str, *choices: AnswerFrames) -> Response:
     """An answer as a stream, a task a choice; an error, if a worker refuses it at once."""
-    headers = accepted.headers
     silence = _silence(pod)
     shortcuts = [Shortcut(frames.frames, silence) for frames in choices]
     turns = _turns(pod, accepted, caller, silence.tick_s, shortcuts)
-    first = await _first_word(pod, accepted, caller, turns)
-    if first.done() and not first.exception():
-        for _, batch in first.result():
-            if batch[0].kind == TaskState.FAILED:
-                await turns.aclose()
-                pod.left(accepted, caller)  # the other choices
-                status, body = failed_task(batch[0].body["error"])
-                return JSONResponse(body, status, {**headers, **NO_RETRY})
+    first = _FirstWord(pod, accepted, caller, turns)
     content = answer_stream(
-        pod, accepted, caller, choices=choices, turns=_after(first, turns), silence=silence
+        pod, accepted, caller, choices=choices, turns=first.and_the_rest(), silence=silence
     )
-    return _event_stream(pod, content, shortcuts, headers)
+    return _event_stream(pod, content, shortcuts, accepted.headers, refusal=first.refusal)
 
 
 def _silence(pod: Pod) -> Silence:
@@ -69,9 +59,12 @@ def _event_stream(
     content: AsyncGenerator[bytes],
     shortcuts: Sequence[Shortcut],
     headers: dict[str, str],
+    refusal: Callable[[], Awaitable[Response | None]] | None = None,
 ) -> EventStream:
     timeout_s = pod.settings.send_timeout_s
-    return EventStream(content, *shortcuts, send_timeout_s=timeout_s, headers=headers)
+    return EventStream(
+        content, *shortcuts, send_timeout_s=timeout_s, headers=headers, refusal=refusal
+    )
 
 
 def _turns(
@@ -92,35 +85,60 @@ def _turns(
     )
 
 
-async def _first_word(
-    pod: Pod, accepted: Accepted, caller: str, turns: AsyncGenerator[Turn]
-) -> "asyncio.Task[Turn]":
-    """The next turn, waited for only so long; it may still be under way."""
-    deadline = time.monotonic() + FIRST_WORD_S
-    try:
-        while True:
-            first = asyncio.create_task(_next(turns))
-            await asyncio.wait({first}, timeout=deadline - time.monotonic())
-            if not first.done() or first.exception() or first.result():
-                return first
-    except asyncio.CancelledError:
-        pod.left(accepted, caller)
-        raise
+class _FirstWord:
+    """The first turn of an answer, waited for before its headers are sent, but only so long.
+
+    The response waits and not the route: what FastAPI does once a route has returned is done by
+    the time the first token comes.
+    """
+
+    def __init__(
+        self, pod: Pod, accepted: Accepted, caller: str, turns: AsyncGenerator[Turn]
+    ) -> None:
+        self._pod = pod
+        self._accepted = accepted
+        self._caller = caller
+        self._turns = turns
+        self._turn: asyncio.Task[Turn] | None = None
+
+    async def refusal(self) -> Response | None:
+        """What is answered in place of the stream, if a worker refuses the task in time."""
+        pod, accepted, caller = self._pod, self._accepted, self._caller
+        deadline = time.monotonic() + FIRST_WORD_S
+        try:
+            while True:
+                self._turn = turn = asyncio.create_task(_next(self._turns))
+                await asyncio.wait({turn}, timeout=deadline - time.monotonic())
+                if not turn.done() or turn.exception() or turn.result():
+                    break
+        except asyncio.CancelledError:
+            pod.left(accepted, caller)
+            raise
+        if not turn.done() or turn.exception():
+            return None
+        for _, batch in turn.result():
+            if batch[0].kind == TaskState.FAILED:
+                await self._turns.aclose()
+                pod.left(accepted, caller)  # the other choices
+                status, body = failed_task(batch[0].body["error"])
+                return JSONResponse(body, status, {**accepted.headers, **NO_RETRY})
+        return None
+
+    async def and_the_rest(self) -> AsyncIterator[Turn]:
+        """All turns, beginning with that one, which may be under way; closes them with itself."""
+        try:
+            if self._turn is not None:
+                yield await self._turn
+            async for turn in self._turns:
+                yield turn
+        finally:
+            if self._turn is not None:
+                await cancel_until_done([self._turn])
+            await self._turns.aclose()
 
 
 async def _next(turns: AsyncGenerator[Turn]) -> Turn:
     return await anext(turns)
-
-
-async def _after(first: "asyncio.Task[Turn]", turns: AsyncGenerator[Turn]) -> AsyncIterator[Turn]:
-    """The turn that is under way already, then the rest; closes the choices with itself."""
-    try:
-        yield await first
-        async for turn in turns:
-            yield turn
-    finally:
-        await cancel_until_done([first])
-        await turns.aclose()
 
 
 async def whole_answer(

@@ -8,10 +8,11 @@ the loop runs in the request's task, on the bare connection.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from sse_starlette import EventSourceResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from millstream.api.silence import Silence
@@ -69,6 +70,7 @@ class EventStream(EventSourceResponse):
         shortcuts: What may write past it once that has been sent.
         send_timeout_s: A client that takes nothing for so long is cut.
         headers: More of them.
+        refusal: Asked before anything is sent; what it gives is answered instead.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class EventStream(EventSourceResponse):
         *shortcuts: Shortcut,
         send_timeout_s: float,
         headers: dict[str, str] | None = None,
+        refusal: Callable[[], Awaitable[Response | None]] | None = None,
     ) -> None:
         untyped: Any = super()
         untyped.__init__(
@@ -87,10 +90,14 @@ class EventStream(EventSourceResponse):
         )
         # The server says what becomes of the connection, once.
         del self.headers["Connection"]
+        self._refusal = refusal
         self._stream = _Stream(content, shortcuts, send_timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Begin the response; the rest follows when the application has returned."""
+        if self._refusal is not None and (instead := await self._refusal()) is not None:
+            await instead(scope, receive, send)
+            return
         wire: Wire | None = scope.get("extensions", {}).get(WIRE)
         if wire is None:  # another server than ours
             await super().__call__(scope, receive, send)

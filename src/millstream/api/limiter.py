@@ -5,10 +5,11 @@ import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import msgspec
 
-from millstream.api.auth.caller import Caller
+from millstream.api.auth.caller import Caller, CallerLimits
 from millstream.api.param_names import length_param, prompt_param
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import InvalidRequest, RateLimited
@@ -33,12 +34,12 @@ class Limits:
     minutes_per_stream: int
 
 
-def limits_of(caller: Caller, settings: Settings) -> Limits:
-    """The caller's own limits, and the settings' where it has none of its own."""
+def limits_of(own: CallerLimits, settings: Settings) -> Limits:
+    """A caller's own limits, and the settings' where it has none of its own."""
 
     def of(name: str) -> int:
-        own: int | None = getattr(caller.limits, name)
-        return getattr(settings, f"rate_limit_{name}") if own is None else own
+        limit: int | None = getattr(own, name)
+        return getattr(settings, f"rate_limit_{name}") if limit is None else limit
 
     return Limits(**{name: of(name) for name in Limits.__dataclass_fields__})
 
@@ -49,10 +50,12 @@ class Limiter:
     def __init__(self, store: LimitStore, settings: Settings) -> None:
         self._store = store
         self._settings = settings
+        # Each request asks half a dozen times.
+        self._limits_of = lru_cache(1024)(partial(limits_of, settings=settings))
 
     def limits_of(self, caller: Caller) -> Limits:
         """What the caller may use."""
-        return limits_of(caller, self._settings)
+        return self._limits_of(caller.limits)
 
     def counts(self, caller: Caller) -> bool:
         """Whether the caller's requests or tokens are counted."""

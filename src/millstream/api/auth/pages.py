@@ -8,6 +8,7 @@ into our address (DNS rebinding) does not count as ours.
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from millstream.shared.errors import NotAllowed
@@ -82,6 +83,7 @@ def _host_of(origin: str) -> str:
         return ""
 
 
+@lru_cache(256)  # each request asks for its own host, and there are few
 def _is_address(name: str) -> bool:
     """Whether it is an IP address, which nobody's DNS can point elsewhere."""
     try:

@@ -7,11 +7,12 @@ from fastapi import Depends, Request
 from pydantic import BaseModel
 
 from millstream.api.admission import Accepted
-from millstream.api.auth.dependencies import CurrentCaller
+from millstream.api.auth.caller import Caller
+from millstream.api.auth.dependencies import caller_of
 from millstream.api.body import largest_body, read_body
 from millstream.api.openai import mapping
-from millstream.api.pod import CurrentPod
-from millstream.api.routes.slots import StreamSlot
+from millstream.api.pod import Pod, pod_of
+from millstream.api.routes.slots import Slot
 from millstream.shared.schemas import TaskRequest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -22,9 +23,9 @@ class Asked:
     """A request and what it is answered with."""
 
     request: Request
-    pod: CurrentPod
-    caller: CurrentCaller
-    slot: StreamSlot
+    pod: Pod
+    caller: Caller
+    slot: Slot
 
     @property
     def idempotency_key(self) -> str | None:
@@ -73,13 +74,13 @@ class Asked:
         )
 
 
-# A function, and an asynchronous one, though it waits for nothing: FastAPI sends anything else, a
-# class too, to a thread.
-async def asked_of(
-    request: Request, pod: CurrentPod, caller: CurrentCaller, slot: StreamSlot
-) -> Asked:
+# It asks for what it needs itself: FastAPI takes longer for four dependencies of a dependency than
+# the pod takes for all else before a task is made. Asynchronous, or it would be sent to a thread.
+async def asked_of(request: Request) -> Asked:
     """What a route is given that asks for it (a FastAPI dependency)."""
-    return Asked(request, pod, caller, slot)
+    pod = await pod_of(request)
+    caller = await caller_of(request, pod)
+    return Asked(request, pod, caller, Slot(request, pod, caller))
 
 
 AskedHere = Annotated[Asked, Depends(asked_of)]

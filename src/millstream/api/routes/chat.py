@@ -58,4 +58,4 @@ async def create_chat_completion(asked: AskedHere) -> Response:
         include_usage=bool(options and options.include_usage),
     )
     choices = [ChatChoice(chunks, index, task.sampling) for index, task in enumerate(tasks)]
-    return await streamed_answer(asked.pod, accepted, asked.caller.id, *choices)
+    return streamed_answer(asked.pod, accepted, asked.caller.id, *choices)

@@ -50,4 +50,4 @@ async def create_completion(asked: AskedHere) -> Response:
 
         return await whole_answer(asked.request, asked.pod, accepted, asked.caller.id, whole)
     choices = [CompletionChoice(completion, index, sampling) for index in range(len(tasks))]
-    return await streamed_answer(asked.pod, accepted, asked.caller.id, *choices)
+    return streamed_answer(asked.pod, accepted, asked.caller.id, *choices)

@@ -77,7 +77,7 @@ async def create_response(asked: AskedHere) -> Response:
         frames = ResponseFrames(task_id, task, attached=accepted.attached)
         if options.background:
             return followed_answer(pod, accepted, caller.id, frames)
-        return await streamed_answer(pod, accepted, caller.id, frames)
+        return streamed_answer(pod, accepted, caller.id, frames)
 
     def completed(told: Told) -> dict[str, Any]:
         state = TaskState.COMPLETED

@@ -94,7 +94,7 @@ async def _answer(
     key, messages = asked.idempotency_key, mapping.messages_of(body.messages or ())
     accepted = await _submit(asked, body, messages, chat=chat, stream=stream, key=key, raw=raw)
     if stream:
-        return await streamed_answer(pod, accepted, caller.id, SimpleFrames(accepted.task_id))
+        return streamed_answer(pod, accepted, caller.id, SimpleFrames(accepted.task_id))
 
     def whole(told: Told) -> dict[str, Any]:
         return {
@@ -115,7 +115,7 @@ async def _event_source(asked: SimplyAsked, *, chat: bool) -> Response:
     key = query.idempotency_key
     accepted = await _submit(asked, query, chat=chat, stream=True, key=key, raw=raw)
     frames = SimpleFrames(accepted.task_id, resumable=True)
-    return await streamed_answer(asked.pod, accepted, asked.caller.id, frames)
+    return streamed_answer(asked.pod, accepted, asked.caller.id, frames)
 
 
 def _require_script(request: Request) -> None:

@@ -31,14 +31,16 @@ async def follow_task(
 ) -> None:
     """A task's events after the one the client has, and then as they come."""
     after = event_number(last_event_id or "0")
-    await slot.take()
-    await websocket.accept()
-    socket = TaskSocket(websocket, pod, caller.id)
     try:
+        await slot.take()
+        await websocket.accept()
+        socket = TaskSocket(websocket, pod, caller.id)
         ended = await socket.follow(task_id, after=after)
         await websocket.close(ENDED if ended else GOING)
     except WebSocketDisconnect:
         return
+    finally:
+        slot.give_back()
 
 
 @router.websocket("/v1/chat/ws")
@@ -73,5 +75,6 @@ async def chat(
     except WebSocketDisconnect:
         return
     finally:
+        slot.give_back()
         if accepted is not None and not ended:
             pod.left(accepted, caller.id, for_now=True)
