@@ -3,16 +3,16 @@
 import re
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import JSONResponse, Response
 
 from millstream.api.auth.dependencies import CurrentCaller, TaskReader
 from millstream.api.auth.tickets import TICKET_S
-from millstream.api.body import largest_body, read_body
 from millstream.api.openai import mapping
 from millstream.api.openai.schemas import TaskBody
 from millstream.api.pod import CurrentPod
 from millstream.api.relay import unavailable
+from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body
 from millstream.api.routes.slots import ReaderSlot
 from millstream.api.streams import native_stream
@@ -28,16 +28,11 @@ _EVENT_ID = re.compile(r"\d{1,15}", re.ASCII)
 
 
 @router.post("/tasks", status_code=202, openapi_extra=json_body(TaskBody))
-async def create_task(
-    request: Request,
-    pod: CurrentPod,
-    caller: CurrentCaller,
-) -> JSONResponse:
+async def create_task(asked: AskedHere) -> JSONResponse:
     """Take a task; it runs to its end whether anyone reads or not."""
-    limit = largest_body(pod.settings.max_prompt_chars)
-    body, raw = await read_body(request, TaskBody, most=limit)
+    body, raw = await asked.read(TaskBody)
     body.require_one_input()
-    accepted = await pod.admission.submit(
+    accepted = await asked.pod.admission.submit(
         TaskRequest(
             body.model or "",
             mapping.messages_of(body.messages or ()),
@@ -46,16 +41,16 @@ async def create_task(
                 body, body.max_tokens, logprobs=body.alternatives, early_stop=body.early_stop
             ),
         ),
-        caller=caller,
-        idempotency_key=request.headers.get("idempotency-key"),
-        route=request.url.path,
+        caller=asked.caller,
+        idempotency_key=asked.idempotency_key,
+        route=asked.request.url.path,
         body=raw,
         priority=Priority(body.priority) if body.priority else None,
         deadline_s=body.deadline_s,
     )
     task_id, status = accepted.task_id, TaskState.QUEUED
     if accepted.known:
-        page = await pod.relay.page(task_id, caller.id, after=0, count=0)
+        page = await asked.pod.relay.page(task_id, asked.caller.id, after=0, count=0)
         status = page.state
     answer = {
         "task_id": task_id,
