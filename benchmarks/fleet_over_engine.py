@@ -5,21 +5,25 @@
 A pod and a worker with the bundled model, of its own, or an idle fleet that serves it. Both do the
 same work in turns (greedy, the same prompts, the same number of new tokens); medians over the
 rounds and their ratio. While one works the other is idle, but both are loaded: leave room for two
-copies of the model.
+copies of the model. `others_percent` is what pod, store and clients take of the cores: where an
+engine keeps all of them busy, it is what the ratio cannot but lack.
 """
 
 import argparse
 import asyncio
-import json
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import httpx
+from benchmarks.support.asker import Asker, asker
+from benchmarks.support.crowd import post
+from benchmarks.support.processes import cpu_s
 from benchmarks.support.report import Row, finish
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
@@ -38,6 +42,8 @@ class Run:
 
     tokens_per_s: float
     ttft_ms: float
+    others_percent: float = 0.0
+    """Of all cores' time, what pod, store and clients took."""
 
 
 class InProcess:
@@ -96,43 +102,47 @@ class InProcess:
         return Run(sum(self.count.values()) / took, 1000 * ttft)
 
 
-async def over_http(client: httpx.AsyncClient, streams: int, tokens: int) -> Run:
-    """One round through a pod, Redis and a worker."""
+class Fleet:
+    """A pod, a store and a worker with the bundled model, or a server that has one."""
 
-    async def one(prompt: str) -> tuple[int, float]:
-        body = {
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        first, count = 0.0, 0
-        async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                chunk = json.loads(line[6:])
-                if chunk["usage"]:
-                    count = chunk["usage"]["completion_tokens"]
-                elif not first and chunk["choices"][0]["delta"].get("content"):
-                    first = time.perf_counter() - began
-        return count, first
+    def __init__(self, url: str, pids: Sequence[int] = ()) -> None:
+        self.address = urlsplit(url)
+        self.pids = pids
+        """Of the processes whose CPU is missing where the engine is."""
 
-    began = time.perf_counter()
-    results = await asyncio.gather(*map(one, PROMPTS[:streams]))
-    took = time.perf_counter() - began
-    return Run(
-        sum(count for count, _ in results) / took,
-        1000 * statistics.median(first for _, first in results),
-    )
+    async def run(self, clients: Asker, streams: int, tokens: int) -> Run:
+        """One round over HTTP."""
+        requests = [
+            post(
+                "/v1/chat/completions",
+                {
+                    "model": "bundled",
+                    "messages": [{"role": "user", "content": prompt}],
+                    "max_tokens": tokens,
+                    "temperature": 0,
+                    "stream": True,
+                    "stream_options": {"include_usage": True},
+                },
+            )
+            for prompt in PROMPTS[:streams]
+        ]
+        before = sum(map(cpu_s, self.pids))
+        answer = await clients.ask(
+            self.address.hostname or "127.0.0.1", self.address.port or 80, requests
+        )
+        spent = sum(map(cpu_s, self.pids)) - before + answer.cpu_s
+        return Run(
+            answer.tokens / answer.took_s,
+            1000 * statistics.median(answer.first_s),
+            100 * spent / (answer.took_s * (os.cpu_count() or 1)),
+        )
 
 
 @asynccontextmanager
-async def fleet(url: str | None) -> AsyncGenerator[str]:
-    """A fleet's address: that one, or one that is started and ended here."""
+async def fleet(url: str | None) -> AsyncGenerator[Fleet]:
+    """That one, or one that is started and ended here."""
     if url is not None:
-        yield url
+        yield Fleet(url)
         return
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
@@ -140,7 +150,7 @@ async def fleet(url: str | None) -> AsyncGenerator[str]:
         try:
             async with LocalFleet(store.url, Path(folder), lease_s=10, **settings) as started:
                 pod, _ = await asyncio.gather(started.api(), started.worker(within_s=LOAD_S))
-                yield pod.url
+                yield Fleet(pod.url, [pod.pid, store.popen.pid])
         finally:
             store.end()
 
@@ -149,15 +159,15 @@ async def run(options: argparse.Namespace) -> list[Row]:
     """Both in turns, for each number of streams."""
     local = InProcess()
     rows: list[Row] = []
-    async with fleet(options.url) as url, httpx.AsyncClient(base_url=url, timeout=300) as client:
+    async with fleet(options.url) as served, asker() as clients:
         await local.engine.start(local.on_step)
         for streams in options.streams:
             await local.run(streams, 4)
-            await over_http(client, streams, 4)
+            await served.run(clients, streams, 4)
             pairs = [
                 (
                     await local.run(streams, options.tokens),
-                    await over_http(client, streams, options.tokens),
+                    await served.run(clients, streams, options.tokens),
                 )
                 for _ in range(options.rounds)
             ]
@@ -168,6 +178,7 @@ async def run(options: argparse.Namespace) -> list[Row]:
                 "fleet_tokens_per_s": statistics.median(one.tokens_per_s for one in over),
                 "fleet_ttft_ms": statistics.median(one.ttft_ms for one in over),
                 "ratio": statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in pairs),
+                "others_percent": statistics.median(one.others_percent for one in over),
             }
             rows.append(Row("millstream", f"{streams} streams", figures))
         await local.engine.stop()

@@ -28,28 +28,35 @@ class Started:
         self.popen = popen
         self.port = port
 
-    def _pids(self) -> list[int]:
-        root = psutil.Process(self.popen.pid)
-        return [root.pid, *(child.pid for child in root.children(recursive=True))]
-
     def cpu_s(self) -> float:
-        """CPU seconds of all its threads so far, to the nanosecond: ticks would be 10 ms."""
-        spent = 0
-        for pid in self._pids():
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                with contextlib.suppress(OSError):  # it ended meanwhile
-                    spent += int((thread / "schedstat").read_text().split()[0])
-        return spent / 1e9
+        """CPU seconds of all its threads so far."""
+        return cpu_s(self.popen.pid)
 
     def memory_mb(self) -> float:
         """Resident memory."""
-        return sum(psutil.Process(pid).memory_info().rss for pid in self._pids()) / 2**20
+        pids = _with_children(self.popen.pid)
+        return sum(psutil.Process(pid).memory_info().rss for pid in pids) / 2**20
 
     def end(self) -> None:
         """Kill it, with all that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait(10)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and its children so far, to the nanosecond: ticks would be 10 ms."""
+    spent = 0
+    for each in _with_children(pid):
+        for thread in Path(f"/proc/{each}/task").iterdir():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                spent += int((thread / "schedstat").read_text().split()[0])
+    return spent / 1e9
+
+
+def _with_children(pid: int) -> list[int]:
+    root = psutil.Process(pid)
+    return [pid, *(child.pid for child in root.children(recursive=True))]
 
 
 @contextlib.contextmanager
