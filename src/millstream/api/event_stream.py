@@ -1,9 +1,9 @@
 """The response of an event stream, and the loop that writes it.
 
 sse-starlette's `EventSourceResponse` runs four tasks in a task group for each stream and a cancel
-scope for each piece. This one keeps what it does (its headers, a client that goes away ends the
+scope for each piece. This one does what that does (its headers, a client that goes away ends the
 stream, so does one that takes nothing, the pod's end is the stream's own affair) with none of them:
-the loop runs in the request's task, on the bare connection.
+the loop runs in the request's task, on the bare connection. On any other server it is left to it.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 HEADERS = {
     "Content-Type": "text/event-stream",
     "Cache-Control": "no-store, no-transform",  # caches and compressing proxies keep off
+    "X-Accel-Buffering": "no",  # nginx passes each piece on as it comes
 }
 # A call to Redis may swallow a cancellation, and a stream without a client must end.
 CANCEL_AGAIN_S = 1.0
@@ -62,7 +63,7 @@ class Unfinished(Exception):
     """Raised by content that has no more to say and must not look whole: the client is cut."""
 
 
-class EventStream(EventSourceResponse):
+class EventStream(Response):
     """A stream of frames, which goes on when the request is over and done with.
 
     Args:
@@ -81,15 +82,12 @@ class EventStream(EventSourceResponse):
         headers: dict[str, str] | None = None,
         refusal: Callable[[], Awaitable[Response | None]] | None = None,
     ) -> None:
-        untyped: Any = super()
-        untyped.__init__(
-            content,
-            headers={**HEADERS, **(headers or {})},
-            ping=0,
-            send_timeout=send_timeout_s,
-        )
-        # The server says what becomes of the connection, once.
-        del self.headers["Connection"]
+        # Not Response's own: it is one that has no body yet.
+        self.status_code = 200
+        self.background = None
+        self.init_headers({**HEADERS, **(headers or {})})
+        self._content = content
+        self._send_timeout_s = send_timeout_s
         self._refusal = refusal
         self._stream = _Stream(content, shortcuts, send_timeout_s)
 
@@ -100,7 +98,10 @@ class EventStream(EventSourceResponse):
             return
         wire: Wire | None = scope.get("extensions", {}).get(WIRE)
         if wire is None:  # another server than ours
-            await super().__call__(scope, receive, send)
+            untyped: Any = EventSourceResponse
+            whole = untyped(self._content, ping=0, send_timeout=self._send_timeout_s)
+            whole.raw_headers = self.raw_headers
+            await whole(scope, receive, send)
             return
         self._stream.wire = wire
         wire.hand_over(self._stream.run)
