@@ -254,3 +254,50 @@ async def test_keys_and_tokens(
         "keys": "ok",
         "tokens": "ok",
     }
+
+
+@pytest.mark.model
+@pytest.mark.timeout(90)  # it imports torch
+async def test_what_a_worker_would_choose(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    memory = pytest.importorskip("millstream.worker.engines.transformers_memory")
+    container = tmp_path / "cgroup"
+    container.mkdir()
+    monkeypatch.setattr(memory, "_CGROUP", container)
+    monkeypatch.setenv("MILLSTREAM_DEVICE", "cpu")
+    (container / "memory.max").write_text(str(4 * 2**30))
+    code, found = await doctor("--model", "x=bundled")
+    assert code == 0
+    assert {check: found[check][0] for check in found if check.endswith(" x")} == dict.fromkeys(
+        ("model x", "engine x", "memory x", "cache x"), "ok"
+    )
+    assert re.match(r"float32 on cpu, \d+ threads? \(\S+", found["engine x"][1])
+    assert found["memory x"][1] == "513 MiB of weights, 4,096 MiB free on cpu"
+    assert "32 tasks of 640 tokens at once, or one of 8,192; " in found["cache x"][1]
+    assert found["cache x"][1].startswith("20,480 tokens in ")
+
+    # In less memory, and with a quota.
+    (container / "cpu.max").write_text("100000 100000")
+    (container / "memory.max").write_text(str(2**30))
+    monkeypatch.setenv("MILLSTREAM_DTYPE", "bfloat16")
+    monkeypatch.setenv("MILLSTREAM_MAX_CONCURRENT", "64")
+    code, found = await doctor("--model", "x=bundled")
+    assert (code, found["engine x"]) == (
+        0,
+        ("ok", "bfloat16 on cpu, 1 thread (the container's CPU quota)"),
+    )
+    assert found["memory x"][1] == "257 MiB of weights, 1,024 MiB free on cpu"
+    verdict, text = found["cache x"]
+    assert (verdict, "less than MILLSTREAM_MAX_CONCURRENT=64" in text) == ("warning", True)
+
+    # In none, and where nothing can be looked at.
+    (container / "memory.max").write_text(str(2**20))
+    code, found = await doctor("--model", "x=bundled")
+    assert (code, found["memory x"][0], "cache x" in found) == (0, "warning", False)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, found = await doctor("--model", f"x={empty}", "--model", "y=nobody/has-this")
+    assert (code, faults(found)) == (1, {"model x"})
+    assert "cannot be loaded" in found["model x"][1]
+    assert "once it has been fetched" in found["model y"][1]

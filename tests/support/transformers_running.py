@@ -93,7 +93,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def started(
-    source: Any, *, cache_tokens: int = 2048, **settings: Any
+    source: Any, *, cache_tokens: int | None = 2048, **settings: Any
 ) -> AsyncIterator[Running]:
     engine = TransformersEngine(
         EngineSettings(model="tiny", source=str(source), **settings), cache_tokens=cache_tokens

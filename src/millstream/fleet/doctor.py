@@ -5,21 +5,20 @@ import importlib.util
 import json
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from millstream.fleet.doctor_keys import examine_keys
+from millstream.fleet.doctor_model import examine_model
 from millstream.fleet.doctor_redis import examine_redis
-from millstream.fleet.plan import Model, choose_models
+from millstream.fleet.plan import choose_models
 from millstream.fleet.ports import check_port
 from millstream.fleet.state_folder import running_redis_url
-from millstream.shared.errors import MillstreamError, SettingsError
+from millstream.shared.errors import MillstreamError
 from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.redis_check import Finding, Verdict
 from millstream.shared.settings import Settings
 
-_WEIGHTS = (".safetensors", ".bin", ".gguf")
 _HEALTH_S = 1.0
 
 
@@ -27,7 +26,7 @@ def run(settings: Settings, models: Sequence[str], *, as_json: bool) -> int:
     """Print a line for each check; 1 if there is a fault."""
     findings = asyncio.run(_redis(settings))
     for model in choose_models(models, settings):
-        findings += _model(model, settings)
+        findings += examine_model(model, settings)
     findings += examine_keys(settings)
     findings.append(_port(settings))
     healthy = all(finding.verdict != Verdict.FAULT for finding in findings)
@@ -69,43 +68,6 @@ async def _redis(settings: Settings) -> list[Finding]:
         return [Finding("redis", Verdict.FAULT, text)]
     text = "`millstream up` starts a Valkey of its own; set MILLSTREAM_REDIS_URL to check another"
     return [Finding("redis", Verdict.OK, text)]
-
-
-def _model(model: Model, settings: Settings) -> list[Finding]:
-    """Can its engine be imported, is its source there, does it fit?"""
-    name = f"model {model.name}"
-    if settings.engine == "fake":
-        return [Finding(name, Verdict.OK, "the fake engine needs none")]
-    missing = [
-        package
-        for package in ("torch", "transformers", "psutil")
-        if importlib.util.find_spec(package) is None
-    ]
-    if missing:
-        text = f"{' and '.join(missing)} not installed: run `pip install 'millstream[worker]'`"
-        return [Finding(name, Verdict.FAULT, text)]
-    from millstream.worker.engines.transformers_source import find_source
-
-    try:
-        source = find_source(model.source)
-    except SettingsError as error:
-        return [Finding(name, Verdict.FAULT, error.message)]
-    if isinstance(source, str):
-        return [Finding(name, Verdict.OK, f"{source} comes from the hub or its cache")]
-    return [Finding(name, Verdict.OK, f"{source} is there"), _memory(name, source)]
-
-
-def _memory(name: str, source: Path) -> Finding:
-    """Whether the weights go into this machine's memory; how much they grow depends on DTYPE."""
-    import psutil
-
-    files = [source] if source.is_file() else list(source.iterdir())
-    size = sum(file.stat().st_size for file in files if file.suffix in _WEIGHTS)
-    free = int(psutil.virtual_memory().available)
-    text = f"{size / 2**20:.0f} MiB of weights, {free / 2**20:.0f} MiB of memory available"
-    if size > free:
-        return Finding(name, Verdict.WARNING, f"{text}: give it more, or a GPU that holds them")
-    return Finding(name, Verdict.OK, text)
 
 
 def _port(settings: Settings) -> Finding:

@@ -52,9 +52,8 @@ def conversion(
         OSError: the folder cannot be written.
         Exception: whatever `convert` raises.
     """
-    root = models_folder()
-    alike = f"{file.stem}-{_content(file)}-{dtype}-"
-    target = root / f"{alike}{version}"
+    alike, target = _names(file, dtype, version)
+    root = target.parent
     root.mkdir(parents=True, exist_ok=True)
     while True:
         with _locked(target, exclusive=False):
@@ -66,6 +65,18 @@ def conversion(
                 _make(target, convert)
                 for older in _older(root, file.stem, alike, version):
                     _remove(older)
+
+
+def find_conversion(file: Path, *, dtype: str, version: str) -> Path | None:
+    """The folder that `conversion` gives, if it is there already; another may remove it."""
+    _, target = _names(file, dtype, version)
+    return target if target.is_dir() else None
+
+
+def _names(file: Path, dtype: str, version: str) -> tuple[str, Path]:
+    """How the folders of all versions begin, and this version's."""
+    alike = f"{file.stem}-{_content(file)}-{dtype}-"
+    return alike, models_folder() / f"{alike}{version}"
 
 
 def _content(file: Path) -> str:

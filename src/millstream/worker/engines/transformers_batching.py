@@ -57,17 +57,23 @@ def use_flash(model: PreTrainedModel) -> bool:
     """
     if "flash" in str(model.config._attn_implementation):
         return True
+    version = flash_version(model, model.device)
+    if version is not None:
+        model.set_attn_implementation(f"flash_attention_{version}")
+    return version is not None
+
+
+def flash_version(model: PreTrainedModel, device: torch.device) -> int | None:
+    """Which flash attention a model takes on a device, if any."""
     if (
-        model.device.type != "cuda"
+        device.type != "cuda"
         or model.dtype not in (torch.bfloat16, torch.float16)
         or not model._supports_flash_attn
     ):
-        return False
-    for version, is_available in (3, is_flash_attn_3_available), (2, is_flash_attn_2_available):
-        if is_available():
-            model.set_attn_implementation(f"flash_attention_{version}")
-            return True
-    return False
+        return None
+    if is_flash_attn_3_available():
+        return 3
+    return 2 if is_flash_attn_2_available() else None
 
 
 class Generation:

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import AutoConfig, PreTrainedConfig
 
 from millstream.shared.errors import SettingsError
-from millstream.worker.engines.conversions import conversion
+from millstream.worker.engines.conversions import conversion, find_conversion
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,7 @@ def unpacked(
         SettingsError: this is no GGUF file, or one that transformers cannot convert.
         OSError: the cache folder cannot be written.
     """
-    with file.open("rb") as opened:
-        if opened.read(len(_MAGIC)) != _MAGIC:
-            raise SettingsError(f"{file} is not a GGUF file; set MILLSTREAM_MODEL_SOURCE anew.")
+    _check_magic(file)
 
     def convert(folder: Path) -> None:
         on_progress("converting weights")
@@ -44,6 +43,27 @@ def unpacked(
         version=transformers.__version__,
         convert=convert,
     )
+
+
+def read_config(file: Path, dtype: torch.dtype) -> PreTrainedConfig:
+    """The configuration of the file's model; from its converted copy, where it has one.
+
+    Raises:
+        SettingsError: this is no GGUF file.
+        Exception: whatever transformers says of one that it cannot read.
+    """
+    _check_magic(file)
+    name = str(dtype).removeprefix("torch.")
+    folder = find_conversion(file, dtype=name, version=transformers.__version__)
+    if folder is not None:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+
+
+def _check_magic(file: Path) -> None:
+    with file.open("rb") as opened:
+        if opened.read(len(_MAGIC)) != _MAGIC:
+            raise SettingsError(f"{file} is not a GGUF file; set MILLSTREAM_MODEL_SOURCE anew.")
 
 
 def _convert(

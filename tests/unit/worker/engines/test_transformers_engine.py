@@ -12,6 +12,8 @@ from tests.support.transformers_running import Running, started
 from tests.support.transformers_tiny import write_tiny_model
 
 from millstream.shared.errors import InvalidRequest
+from millstream.worker.engines.base import EngineSettings
+from millstream.worker.engines.transformers_forecast import forecast
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,6 +39,16 @@ async def test_it_says_what_it_is(folder, capfd):
         assert await running.run("a")
     assert told == ["starting torch", "loading weights", "warming up"]
     assert capfd.readouterr() == ("", "")
+
+
+async def test_what_it_takes_is_told_before(folder, tiny):
+    settings = EngineSettings(model="tiny", source=folder, max_concurrent=3)
+    told = forecast(settings)
+    assert told is not None
+    assert told.cache is not None
+    async with started(folder, max_concurrent=3, cache_tokens=None) as running:
+        assert told.cache.cache_tokens == running.info.cache_tokens
+        assert running.info.numerics.startswith(f"{told.device}/{told.dtype}/")
 
 
 async def test_a_budget_ends_with_length(tiny):

@@ -84,12 +84,26 @@ def test_the_containers_limit_counts(tmp_path, monkeypatch):
     assert memory.available_memory(CPU) > 300_000_000
 
 
+def test_weights_that_are_still_to_come_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000000\n")
+    (tmp_path / "memory.current").write_text("400000000\n")
+    free = memory.free_memory(CPU)
+    assert memory.available_memory(CPU, weights=200_000_000) == (free - 200_000_000) // 2
+    assert memory.available_memory(CPU, weights=2 * 10**9) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "cores"),
     [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1), ("junk", None), (None, None)],
 )
 def test_the_containers_cpu_quota_counts(tmp_path, monkeypatch, text, cores):
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if text is not None:
         (tmp_path / "cpu.max").write_text(text)
-    assert memory.usable_cores() == cores
+    quota = (cores, "the container's CPU quota")
+    assert memory.choose_threads() == (quota if cores else (64, "the machine's cores"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    assert memory.choose_threads() == (quota if cores else (64, "OMP_NUM_THREADS"))
