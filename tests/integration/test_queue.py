@@ -1,6 +1,7 @@
 """The queue: bounded, refused early, told to those who wait, and kept while no worker lives."""
 
 import asyncio
+import json
 import signal
 import statistics
 from collections import Counter
@@ -32,6 +33,35 @@ async def test_waiting_tasks_are_told_their_place(fleet: LocalFleet) -> None:
         assert any("ping" in frame.comments for frame in frames)
         sse.check_native(frames)
         assert (await http.get(f"/tasks/{first}")).json()["status"] == "completed"
+
+
+async def test_who_is_far_back_is_told_later(fleet: LocalFleet) -> None:
+    pod = await fleet.api(model="fake")
+    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
+        task_ids = [await submit(http, tokens=2) for _ in range(102)]
+        told: list[int] = []
+
+        async def two_hints(task_id: str) -> None:
+            hints = 0
+            async with http.stream("GET", f"/tasks/{task_id}/stream") as answer:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: "):
+                        told.append(json.loads(line.removeprefix("data: "))["position"])
+                        hints += 1
+                    if hints == 2:
+                        return
+
+        async def both_told() -> bool:
+            return sorted(told) == [50, 102]
+
+        readers = asyncio.gather(two_hints(task_ids[49]), two_hints(task_ids[101]))
+        await eventually(both_told)
+        assert (await http.post(f"/tasks/{task_ids[0]}/stop")).json()["status"] == "cancelled"
+        await readers
+        assert told[2:] == [49, 101]
+        for task_id in task_ids:
+            await http.post(f"/tasks/{task_id}/stop")
+    await fleet.quiet()
 
 
 async def test_a_deadline_needs_no_worker(fleet: LocalFleet) -> None:

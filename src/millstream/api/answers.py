@@ -33,7 +33,7 @@ def followed_answer(
     """The stream of a task that is there, after an event, for one of its readers."""
     silence = _silence(pod)
     shortcut = Shortcut(frames.frames, silence)
-    turns = _turns(pod, reader, caller, silence.tick_s, [shortcut], after=after)
+    turns = _turns(pod, reader, caller, silence, [shortcut], after=after)
     content = answer_stream(pod, reader, caller, choices=[frames], turns=turns, silence=silence)
     return _event_stream(pod, content, [shortcut], reader.headers)
 
@@ -42,7 +42,7 @@ def streamed_answer(pod: Pod, accepted: Accepted, caller: str, *choices: AnswerF
     """An answer as a stream, a task a choice; an error, if a worker refuses it at once."""
     silence = _silence(pod)
     shortcuts = [Shortcut(frames.frames, silence) for frames in choices]
-    turns = _turns(pod, accepted, caller, silence.tick_s, shortcuts)
+    turns = _turns(pod, accepted, caller, silence, shortcuts)
     first = _FirstWord(pod, accepted, caller, turns)
     content = answer_stream(
         pod, accepted, caller, choices=choices, turns=first.and_the_rest(), silence=silence
@@ -71,7 +71,7 @@ def _turns(
     pod: Pod,
     accepted: Accepted,
     caller: str,
-    tick_s: float,
+    silence: Silence,
     shortcuts: Sequence[Shortcut | None],
     *,
     after: int = 0,
@@ -79,7 +79,7 @@ def _turns(
     """What the answer's choices bring, but for what goes by their shortcuts."""
     return turns_of(
         [
-            pod.relay.events(task_id, caller, after=after, tick_s=tick_s, shortcut=shortcut)
+            pod.relay.events(task_id, caller, after=after, silence=silence, shortcut=shortcut)
             for task_id, shortcut in zip(accepted.task_ids, shortcuts, strict=True)
         ]
     )
@@ -150,7 +150,7 @@ async def whole_answer(
 ) -> Response:
     """An answer in one piece: `body_of(*choices)`, a `Told` each."""
     no_shortcuts = [None] * len(accepted.task_ids)
-    turns = _turns(pod, accepted, caller, pod.settings.keepalive_s, no_shortcuts)
+    turns = _turns(pod, accepted, caller, _silence(pod), no_shortcuts)
     collecting = asyncio.create_task(_collect(pod, accepted, turns))
     gone = asyncio.create_task(client_gone(request))
     try:

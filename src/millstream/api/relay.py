@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from io import StringIO
 
 from millstream.api.feed import Feed, Reader
+from millstream.api.silence import Silence
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import (
     EventOutOfRange,
@@ -131,15 +132,15 @@ class Relay:
         caller: str,
         *,
         after: int,
-        tick_s: float,
+        silence: Silence,
         shortcut: Callable[[Sequence[Event]], bool] | None = None,
     ) -> AsyncGenerator[list[Event]]:
         """All events after a number, in order, each once, up to the terminal one; in batches.
 
-        A batch is empty when nothing came for `tick_s`, or when the pod wakes its readers: the
-        moment to send a keepalive, or to leave. A Redis that is away is waited for. Raises as
-        `page` for a task that is not there, or no longer; and `LogRewound` where Redis has lost
-        what was given before, and neither worker nor pod can put it back.
+        A batch is empty when nothing came for a tick of the silence, or when the pod wakes its
+        readers: the moment to send a keepalive, or to leave. A Redis that is away is waited for.
+        Raises as `page` for a task that is not there, or no longer; and `LogRewound` where Redis
+        has lost what was given before, and neither worker nor pod can put it back.
 
         What the `shortcut` takes while the next batch is waited for is in none.
         """
@@ -167,7 +168,7 @@ class Relay:
                     elif not batch and page.state.terminal and page.seq < next_seq:
                         return  # nothing after the number asked for
                 else:
-                    await reader.wait(tick_s)
+                    await reader.wait(silence.tick_s)
                     batch = reader.take()
                     if reader.next_seq != read_to:
                         read_at, read_to = time.monotonic(), reader.next_seq

@@ -14,6 +14,7 @@ from millstream.api.body import parse_body
 from millstream.api.http import CUT
 from millstream.api.openai.schemas import Body
 from millstream.api.pod import Pod
+from millstream.api.silence import Silence
 from millstream.api.streams import HINT_S, QueuePlace, news_of
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.errors import InvalidRequest
@@ -91,7 +92,7 @@ class TaskSocket:
             after=after,
             model=page.model,
             queued=page.state == TaskState.QUEUED,
-            tick_s=HINT_S,
+            silence=Silence(self._pod.settings.keepalive_s, HINT_S),
         )
         return await self._pass_on(news)
 

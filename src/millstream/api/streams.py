@@ -24,7 +24,9 @@ from millstream.shared.states import TaskState
 
 logger = logging.getLogger(__name__)
 
-HINT_S = 2.0
+HINT_S, FAR_HINT_S = 2.0, 10.0
+NEAR = 100
+"""The last place in the queue that is told as often as the first."""
 RETRY_MS = 500
 # A pod that is told to go lets answers finish; one that stands still will not in its time.
 CLOSING_SILENCE_S = 5.0
@@ -41,7 +43,7 @@ async def news_of(
     after: int,
     model: str,
     queued: bool,
-    tick_s: float,
+    silence: Silence,
     shortcut: Shortcut | None = None,
 ) -> AsyncGenerator[list[Event] | QueuePlace]:
     """What the reader of a task is told after an event, up to the last one.
@@ -50,7 +52,7 @@ async def news_of(
     that has changed. Ends early when the pod closes. Raises as `Relay.events`.
     """
     last_place: QueuePlace | None = None
-    events = pod.relay.events(task_id, caller, after=after, tick_s=tick_s, shortcut=shortcut)
+    events = pod.relay.events(task_id, caller, after=after, silence=silence, shortcut=shortcut)
     async with aclosing(events):
         async for batch in events:
             if batch:
@@ -66,6 +68,8 @@ async def news_of(
                     queued = place is not None
                 if place is not None and place != last_place:
                     last_place = place
+                    # Who is far back is told less often, or 10,000 of them would take half a core.
+                    silence.tick(HINT_S if place[0] <= NEAR else FAR_HINT_S)
                     yield place
                     continue
             yield batch
@@ -78,7 +82,7 @@ def native_stream(
     silence = Silence(pod.settings.keepalive_s, HINT_S)
     shortcut = Shortcut(_native_frames, silence)
     news = news_of(
-        pod, task_id, caller, after=after, model=model, queued=queued, tick_s=silence.tick_s,
+        pod, task_id, caller, after=after, model=model, queued=queued, silence=silence,
         shortcut=shortcut,
     )  # fmt: skip
     content = _native_content(pod, news, silence)
