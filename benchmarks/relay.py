@@ -36,7 +36,7 @@ from benchmarks.support.processes import Started, pod, valkey
 from benchmarks.support.report import Row, finish
 from benchmarks.support.writer import Writer, open_writer
 
-from millstream.api.streams import HINT_S
+from millstream.api.streams import FAR_HINT_S
 
 PACED, RATE = 100, 30
 FLOODED = 200  # streams of a peer
@@ -162,14 +162,14 @@ async def idle(rig: Rig, requests: Sequence[str]) -> float:
 async def of_many(rig: Rig, streams: int) -> dict[str, float]:
     """What a token costs with so many other streams open, over what it costs with none.
 
-    They are told their place in the queue every two seconds, token or no token: that is told apart.
+    They are told their place in the queue every ten seconds, token or no token: that is told apart.
     """
     alone = (await stepped(rig, FLOODED, 8))["pod_us_per_token"]
     # Of another model, or the writer would be given them.
     others = [*map(native, await rig.writer.submit(streams, model="n"))]
     async with crowd(rig.pod.port, others):
         before, began = rig.pod.cpu_s(), time.monotonic()
-        await asyncio.sleep(2 * HINT_S)
+        await asyncio.sleep(FAR_HINT_S)
         waiting = (rig.pod.cpu_s() - before) / (time.monotonic() - began)
         told = await stepped(rig, FLOODED, 8)
     among = told["pod_us_per_token"] - 1e6 * waiting / told["tokens_per_s"]
