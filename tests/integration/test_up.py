@@ -108,6 +108,14 @@ if "worker" in sys.orig_argv:
         assert up.processes() == []
 
 
+async def test_a_model_that_is_not_there_is_named_before_anything_starts(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path, "--model", "m=./none", engine="transformers") as up:
+        assert await up.ended() == 2
+        assert up.stdout == []
+        (line,) = up.stderr
+        assert "'./none': there is no such file or folder" in line
+
+
 async def test_a_given_redis_is_used(tmp_path: Path, store: Store) -> None:
     async with UpProcess(tmp_path, redis_url=store.url) as up:
         url = await up.ready()
@@ -156,9 +164,7 @@ async def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, reus
             assert "--port" in up.stderr[0]
 
 
-async def test_a_second_up_says_which_of_both_stands_in_its_way(
-    tmp_path: Path, redis_url: str
-) -> None:
+async def test_a_second_up_says_all_that_stands_in_its_way(tmp_path: Path, redis_url: str) -> None:
     async with UpProcess(tmp_path) as first:
         url = await first.ready()
         port = url.rpartition(":")[2]
@@ -170,7 +176,8 @@ async def test_a_second_up_says_which_of_both_stands_in_its_way(
         async with UpProcess(tmp_path, "--port", port) as third:
             assert await third.ended() == 1
             assert len(third.stderr) == 1
-            assert f"port {port} is taken" in third.stderr[0]
+            assert f"process {first.popen.pid}" in third.stderr[0]
+            assert f"Also, port {port} is taken" in third.stderr[0]
         async with UpProcess(tmp_path, redis_url=redis_url) as fourth:
             await fourth.ready()
         assert await ask(url)

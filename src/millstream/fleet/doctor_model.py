@@ -9,6 +9,7 @@ from millstream.shared.errors import SettingsError
 from millstream.shared.redis_check import Finding, Verdict
 from millstream.shared.settings import Settings
 from millstream.worker.engines.base import EngineSettings
+from millstream.worker.engines.model_source import find_source
 
 if TYPE_CHECKING:
     from millstream.worker.engines.transformers_forecast import Forecast
@@ -30,12 +31,11 @@ def examine_model(model: Model, settings: Settings) -> list[Finding]:
     if missing:
         text = f"{' and '.join(missing)} not installed: run `pip install 'millstream[worker]'`"
         return [Finding(check, Verdict.FAULT, text)]
-    # torch takes seconds to import; so it comes after all that may be wrong without it.
-    from millstream.worker.engines.transformers_forecast import forecast
-    from millstream.worker.engines.transformers_source import find_source
-
     try:
         source = find_source(model.source)
+        # torch takes seconds to import; so it comes after all that may be wrong without it.
+        from millstream.worker.engines.transformers_forecast import forecast
+
         told = forecast(
             EngineSettings(
                 model=model.name,

@@ -21,8 +21,9 @@ from millstream.fleet.supervisor import Supervisor
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.content_filter import open_filters
 from millstream.shared.errors import MillstreamError, SettingsError
-from millstream.shared.listener import url_of
+from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.settings import Settings
+from millstream.worker.engines.model_source import find_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,10 @@ class Fleet:
     async def _work(self) -> None:
         settings, options = self._settings, self._options
         models = choose_models(options.models, settings)
-        # What the pods would refuse is told here, once.
+        # What pods and workers would refuse is told here, once.
+        if settings.engine != "fake":
+            for model in models:
+                find_source(model.source)
         keyed = not Authenticator(settings).open
         open_filters(settings)
         embedded = "redis_url" not in settings.model_fields_set
@@ -170,9 +174,12 @@ class Fleet:
         state = StateFolder(default_state_folder())
         try:
             state.claim()
-        except MillstreamError:
-            # Where the other fleet also has the port, that is the plainer thing to say.
-            choose_ports(settings.host, settings.port, self._options.apis)
+        except MillstreamError as error:
+            # Both at once: who moves the one out of the way would next be told of the other.
+            try:
+                choose_ports(settings.host, settings.port, self._options.apis)
+            except PortTaken as taken:
+                raise MillstreamError(f"{error.message}. Also, {taken.message}") from None
             raise
         self._state = state
         valkey = EmbeddedValkey(state, screen=self._screen, verbose=self._options.verbose)

