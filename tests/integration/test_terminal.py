@@ -110,6 +110,11 @@ async def test_top(fleet: LocalFleet) -> None:
         await screen.shows("ready")
         worker.signal(signal.SIGKILL)
         await screen.shows("0/0 workers")
+        os.write(master, b"q")
+        await screen.ends(process)
+    with _terminal("top", "--url", api.url) as (process, master):
+        screen = _Screen(master)
+        await screen.shows("0/0 workers")
         os.write(master, b"\x03")
         await screen.ends(process)
 

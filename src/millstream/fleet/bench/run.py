@@ -86,11 +86,14 @@ async def _bench(settings: Settings, options: BenchOptions, screen: Screen) -> d
         async def ask(one: Ask) -> Outcome:
             return await ask_chat(http, one, model=model, temperature=options.temperature)
 
-        if not screen.moving:
-            screen.warn(
-                f"{options.count} requests for {model} at {fleet_url(settings)}, "
-                f"{min(options.at_once, options.count)} at once at the most"
-            )
+        load = (
+            f"{options.count} requests for {model} at {fleet_url(settings)}, "
+            f"{min(options.at_once, options.count)} at once at the most"
+        )
+        if screen.moving:
+            screen.working(f"{load}: warming up")
+        else:
+            screen.warn(load)
         for warmup in draw(options.mixes, options.warmups, rng, fake=fake):
             await ask(warmup)
         start = time.monotonic()
@@ -135,13 +138,10 @@ async def _drive(
             room.release()
 
     async def tell() -> None:
+        show, every_s = (screen.working, _PROGRESS_S) if screen.moving else (screen.warn, _LINE_S)
         while True:
-            text = f"{len(outcomes)} of {len(asks)} requests answered"
-            if screen.moving:
-                screen.working(text)
-            elif outcomes:
-                screen.warn(text)
-            await asyncio.sleep(_PROGRESS_S if screen.moving else _LINE_S)
+            await asyncio.sleep(every_s)
+            show(f"{len(outcomes)} of {len(asks)} requests answered")
 
     telling = asyncio.create_task(tell())
     try:
