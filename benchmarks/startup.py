@@ -1,9 +1,11 @@
-"""How long the commands take to be there: what Python itself takes, the help, and the API's import.
+"""How long things take to be there: Python itself, the help, the API's import, the first token.
 
     python -m benchmarks.startup [--rounds 5] [--json FILE]
 
-Each is a process of its own, warm (its files have been read before), in turns; medians of wall and
-CPU seconds. The CPU is what to read on a machine that does other things.
+Commands are processes of their own, in turns; the first token is that of a chat which is asked for
+as soon as a fleet of `millstream up` listens. All warm: files have been read and the bundled model
+was unpacked before. Medians of wall and CPU seconds; the CPU is what to read on a machine that does
+other things.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import time
 
+from benchmarks.support.first_token import first_token
 from benchmarks.support.processes import ROOT
 from benchmarks.support.report import Row, finish
 
@@ -49,6 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         walls, cpus = zip(*runs[1:], strict=True)  # the first reads the files
         figures = {"wall_s": statistics.median(walls), "cpu_s": statistics.median(cpus)}
         rows.append(Row("millstream", name, figures))
+    starts = [first_token() for _ in range(options.rounds + 1)][1:]
+    medians = {name: statistics.median(start[name] for start in starts) for name in starts[0]}
+    rows.append(Row("millstream", "first token", medians))
     return finish("startup", rows, json_to=options.json)
 
 

@@ -84,6 +84,7 @@ TARGETS = (
            "share"),
     Target("millstream --help", " s", ("startup", "millstream --help"), "wall_s", most=0.2),
     Target("import of the API", " s", ("startup", "import the API"), "wall_s", most=0.6),
+    Target("`up`, warm, to the first token", " s", ("startup", "first token"), "wall_s", most=8),
 )  # fmt: skip
 
 
