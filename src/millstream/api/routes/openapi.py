@@ -1,5 +1,6 @@
 """How request bodies appear in `/openapi.json`: routes read them themselves, strictly."""
 
+import pkgutil
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -8,24 +9,42 @@ from pydantic import BaseModel
 
 
 def json_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra` for a JSON body."""
-    whole = schema.model_json_schema()
-    definitions: dict[str, Any] = whole.pop("$defs", {})
-    content = {"application/json": {"schema": _inline(whole, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
+    """A route's `openapi_extra` for a JSON body; `describe` writes it out when it is asked for."""
+    return {"requestBody": _named(schema)}
 
 
 def query_parameters(schema: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra` for parameters in its query."""
+    """A route's `openapi_extra` for parameters in its query; written out likewise."""
+    return {"parameters": [_named(schema)]}
+
+
+def _named(schema: type[BaseModel]) -> dict[str, str]:
+    """Where it is: writing it out is for those who ask, not for the start of every pod."""
+    return {"$ref": f"{schema.__module__}:{schema.__qualname__}"}
+
+
+def _write_out(operation: dict[str, Any]) -> None:
+    """Put schemas in the place of their names."""
+    if "$ref" in operation.get("requestBody", {}):
+        schema = _inlined(operation["requestBody"]["$ref"])
+        content = {"application/json": {"schema": schema}}
+        operation["requestBody"] = {"required": True, "content": content}
+    for named in [item for item in operation.get("parameters", ()) if "$ref" in item]:
+        schema = _inlined(named["$ref"])
+        operation["parameters"].remove(named)
+        operation["parameters"] += [
+            {"name": name, "in": "query", "required": name in schema.get("required", ()),
+             "schema": field}
+            for name, field in schema["properties"].items()
+        ]  # fmt: skip
+
+
+def _inlined(name: str) -> dict[str, Any]:
+    """The JSON schema of a model by its name, in one piece."""
+    schema: type[BaseModel] = pkgutil.resolve_name(name)
     whole = schema.model_json_schema()
-    required = whole.get("required", ())
-    fields = _inline(whole["properties"], whole.get("$defs", {}))
-    return {
-        "parameters": [
-            {"name": name, "in": "query", "required": name in required, "schema": field}
-            for name, field in fields.items()
-        ]
-    }
+    definitions: dict[str, Any] = whole.pop("$defs", {})
+    return _inline(whole, definitions)
 
 
 def _inline(part: Any, definitions: dict[str, Any]) -> Any:
@@ -100,6 +119,7 @@ def describe(app: FastAPI) -> None:
             )
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
+                    _write_out(operation)
                     operation["responses"].pop("422", None)
                     _say_what_fails(path, operation)
             schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = _ERROR

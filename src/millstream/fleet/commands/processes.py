@@ -43,7 +43,10 @@ def up(
 @click.option("--model", metavar="NAME", help="Take tasks for this model before workers join.")
 def api(*, host: str | None, port: int | None, model: str | None) -> int:
     """Run one API pod."""
-    from millstream.api.server import serve
+    from millstream.shared.imports import uncollected
+
+    with uncollected():
+        from millstream.api.server import serve
     from millstream.shared.settings import read_settings
 
     return serve(read_settings(options.given(host=host, port=port, model=model)))

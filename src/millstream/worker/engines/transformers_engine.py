@@ -7,17 +7,16 @@ worker that starts shows up at once, and says what it is doing.
 
 import asyncio
 import contextlib
-import gc
 import importlib.util
 import itertools
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from millstream.shared.errors import InvalidRequest, SettingsError
+from millstream.shared.imports import uncollected
 from millstream.worker.engines.base import (
     EngineHealth,
     EngineInfo,
@@ -143,7 +142,7 @@ class TransformersEngine:
         """Everything that takes long; runs in a thread of its own."""
         settings = self._settings
         settings.on_progress("starting torch")
-        with _without_garbage_collection():
+        with contextlib.nullcontext() if "transformers" in sys.modules else uncollected():
             from millstream.worker.engines import (
                 transformers_batching as batching,
                 transformers_memory as memory,
@@ -296,21 +295,3 @@ class TransformersEngine:
             # A closed loop has nobody left to tell.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(function, *arguments)
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Import torch and transformers without a search for garbage in what they bring, which stays.
-
-    That search takes a third of the time (1.4 of 4.4 s here). Afterwards it leaves those objects
-    out for good, so that it never holds up the event loop for them either.
-    """
-    if "transformers" in sys.modules or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
