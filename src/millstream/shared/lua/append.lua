@@ -11,71 +11,82 @@
 local me, result_ttl_s = ARGV[1], tonumber(ARGV[2])
 
 -- Whether a task whose answer belongs to a connection has lost it: its pod died, nobody came back.
-local function orphaned(id, orphan_ms)
+local function orphaned(key, orphan_ms)
   local now = now_ms()
-  local since = tonumber(redis.call('HGET', task_key(id), 'unheard_since') or '')
-  if not since then redis.call('HSET', task_key(id), 'unheard_since', int(now)) end
+  local since = tonumber(redis.call('HGET', key, 'unheard_since') or '')
+  if not since then redis.call('HSET', key, 'unheard_since', int(now)) end
   return since and now - since >= orphan_ms
+end
+
+local function token_count(ids)
+  if ids == '' then return 0 end
+  if not string.find(ids, ',', 1, true) then return 1 end -- nearly always, and quicker
+  return 1 + select(2, string.gsub(ids, ',', ''))
+end
+
+-- -> what the row is answered
+local function write(row)
+  local id, attempt, prompt, first, outcome = row[1], row[2], row[3], row[4], row[5]
+  local key = task_key(id)
+  local state, owner, worker, seq, tokens, followers, orphan_ms, prompt_tokens, paid = unpack(
+    redis.call('HMGET', key, 'state', 'attempt', 'worker', 'seq', 'tokens', 'followers',
+      'orphan_ms', 'prompt_tokens', 'paid'))
+  if not state then return -3 end
+  local unfinished = state == 'running' or state == 'queued'
+  local ahead = unfinished and attempt > tonumber(owner)
+  if (ahead or outcome ~= '') and clear_broken(id) then return -3 end
+  if ahead then
+    take_back(id, int(attempt), me)
+    return 0 -- all of it again: what is there is compared
+  end
+  if attempt ~= tonumber(owner) or (unfinished and (worker or '') ~= '' and worker ~= me) then
+    return -1
+  end
+  if state ~= 'running' then return -2 end
+
+  seq, tokens = tonumber(seq), tonumber(tokens)
+  local log, message, size = log_key(id), {id, seq + 1}, 2
+  local last = first - 1
+  for part = 7, #row, 2 do
+    last = last + 1
+    local ids, data = row[part], row[part + 1]
+    if last <= seq and not holds(id, last, 't', ids, data) then
+      return -1
+    elseif last == seq + 1 then
+      redis.call('XADD', log, last, 'k', 't', 'a', attempt, 'i', ids, 'd', data)
+      seq = last
+      tokens = tokens + token_count(ids)
+      message[size + 1], message[size + 2], message[size + 3] = 't', ids, data
+      size = size + 3
+    end
+  end
+  if not prompt_tokens then redis.call('HSET', key, 'prompt_tokens', prompt) end
+  if size > 2 then
+    redis.call('HSET', key, 'seq', seq, 'tokens', tokens)
+    local due = cost_of(prompt, tokens) - tonumber(paid or 0)
+    if due > 0 then pay_ahead(id, read_task(id), due) end
+    if message[2] == 1 then redis.call('EXPIRE', log, redis.call('TTL', key)) end
+    post(followers, message)
+    if (followers or '') == '' and orphan_ms ~= '0' and orphaned(key, tonumber(orphan_ms)) then
+      finish(id, read_task(id), 'cancelled', '', result_ttl_s)
+      return -2
+    end
+  end
+  if outcome ~= '' and last == seq then
+    finish(id, read_task(id), outcome, row[6], result_ttl_s)
+    return seq + 1
+  end
+  return seq
 end
 
 local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
-  local id, attempt, first = row[1], int(row[2]), row[4]
-  clear_broken(id)
-  local state, owner, seq, tokens, followers, orphan_ms, worker, prompt_tokens, paid =
-    unpack(redis.call('HMGET', task_key(id), 'state', 'attempt', 'seq', 'tokens', 'followers',
-      'orphan_ms', 'worker', 'prompt_tokens', 'paid'))
-  local unfinished = state == 'queued' or state == 'running'
-  if not state then
-    answers[at] = -3
-  elseif unfinished and row[2] > tonumber(owner) then
-    take_back(id, attempt, me)
-    answers[at] = 0 -- all of it again: what is there is compared
-  elseif owner ~= attempt or (unfinished and (worker or '') ~= '' and worker ~= me) then
-    answers[at] = -1
-  elseif state ~= 'running' then
-    answers[at] = -2
-  else
-    seq, tokens = tonumber(seq), tonumber(tokens)
-    local log = log_key(id)
-    local message = {id, seq + 1}
-    local last = first - 1
-    for part = 7, #row, 2 do
-      last = last + 1
-      local ids, data = row[part], row[part + 1]
-      if last <= seq and not holds(id, last, 't', ids, data) then
-        answers[at] = -1
-        row[5] = ''
-        break
-      elseif last == seq + 1 then
-        redis.call('XADD', log, int(last) .. '-0', 'k', 't', 'a', attempt, 'i', ids, 'd', data)
-        seq = last
-        if ids ~= '' then
-          tokens = tokens + 1 + select(2, string.gsub(ids, ',', ''))
-        end
-        local size = #message
-        message[size + 1], message[size + 2], message[size + 3] = 't', ids, data
-      end
-    end
-    if not prompt_tokens then redis.call('HSET', task_key(id), 'prompt_tokens', int(row[3])) end
-    if #message > 2 then
-      redis.call('HSET', task_key(id), 'seq', int(seq), 'tokens', int(tokens))
-      local due = cost_of(row[3], tokens) - tonumber(paid or 0)
-      if due > 0 then pay_ahead(id, read_task(id), due) end
-      if message[2] == 1 then redis.call('EXPIRE', log, redis.call('TTL', task_key(id))) end
-      post(followers, message)
-      if (followers or '') == '' and orphan_ms ~= '0' and orphaned(id, tonumber(orphan_ms)) then
-        finish(id, read_task(id), 'cancelled', '', result_ttl_s)
-        answers[at] = -2
-        row[5] = ''
-      end
-    end
-    if row[5] ~= '' and last == seq then
-      finish(id, read_task(id), row[5], row[6], result_ttl_s)
-      seq = seq + 1
-    end
-    answers[at] = answers[at] or seq
+  local done, answer = pcall(write, row)
+  if not done then -- looking first would be two commands more for each row
+    if not clear_broken(row[1]) then error(answer) end
+    answer = -3
   end
+  answers[at] = answer
 end
 send_posts()
 return answers

@@ -6,12 +6,12 @@ local TASK_FIELDS = {
   'reserved',
 }
 -- A task one of whose keys somebody has overwritten with another type is gone, and goes as a whole:
--- its errors would fail the call for all tasks of it, for ever.
+-- its errors would fail the call for all tasks of it, for ever. Whether it was so.
 local function clear_broken(id)
   local task, log = redis.call('TYPE', task_key(id)).ok, redis.call('TYPE', log_key(id)).ok
-  if (task ~= 'hash' and task ~= 'none') or (log ~= 'stream' and log ~= 'none') then
-    redis.call('DEL', task_key(id), log_key(id))
-  end
+  local broken = (task ~= 'hash' and task ~= 'none') or (log ~= 'stream' and log ~= 'none')
+  if broken then redis.call('DEL', task_key(id), log_key(id)) end
+  return broken
 end
 local function read_task(id)
   clear_broken(id)
@@ -173,11 +173,11 @@ end
 -- Make a task and put it into its queue.
 local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   local queue, now = queue_key(task.model), now_ms()
+  task.entry = redis.call('XADD', queue, '*', 'task', id)
   redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
     'priority', class_of(task.priority), 'weight', task.weight or '1', 'state', 'queued',
-    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'orphan_ms', orphan_ms)
-  task.entry = redis.call('XADD', queue, '*', 'task', id)
-  redis.call('HSET', task_key(id), 'entry', task.entry)
+    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'orphan_ms', orphan_ms,
+    'followers', task.followers or '', 'entry', task.entry)
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   redis.call('EXPIRE', queue, QUEUE_TTL_S)
   line_up(id, task)

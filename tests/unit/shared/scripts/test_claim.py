@@ -3,6 +3,7 @@
 from importlib.resources import files
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.script_bench import LEASE_S, SHARD, Bench, row
 
@@ -97,6 +98,27 @@ async def test_a_task_with_an_overwritten_key_fails_alone(bench: Bench, key: str
         )
         assert await follow == "unknown"
         assert not await bench.client.exists(SHARD.task(task_id), SHARD.log(task_id))
+
+
+@pytest.mark.parametrize("key", ["task", "log"])
+async def test_nothing_is_written_to_a_task_with_an_overwritten_key(bench: Bench, key: str) -> None:
+    for _ in range(4):
+        await bench.task()
+    claims = await bench.claim("w")
+    await bench.append(*(row(claim, 1, "a") for claim in claims))
+    for claim in claims:
+        await bench.client.set(getattr(SHARD, key)(claim.task_id), "x")
+    again, more, end, ahead = claims
+    rows = [
+        row(again, 1, "a"),
+        row(more, 2, "b"),
+        row(end, 2, outcome="completed", detail="stop"),
+        msgspec.structs.replace(row(ahead, 2, "b"), attempt=2),  # whose claim Redis has lost
+    ]
+    assert await bench.append(*rows) == [MISSING] * 4
+    for claim in claims:
+        names = SHARD.task(claim.task_id), SHARD.log(claim.task_id)
+        assert not await bench.client.exists(*names)
 
 
 async def test_a_lost_answer_to_a_claim_is_recovered_under_its_attempt(bench: Bench) -> None:
