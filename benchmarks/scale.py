@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.processes import AS_EMBEDDED
 from benchmarks.support.report import Row, finish
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
@@ -137,7 +138,7 @@ async def run() -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        server = start_valkey(port, Path(folder), "--appendonly", "yes")
+        server = start_valkey(port, Path(folder), *AS_EMBEDDED)
         try:
             async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
                 for name in ("submit", "claim", "append"):

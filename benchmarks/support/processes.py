@@ -19,6 +19,8 @@ from tests.support.store import start_valkey
 
 ROOT = Path(__file__).parents[2]
 UP_S = 60.0
+AS_EMBEDDED = ("--appendonly", "yes", "--hash-max-listpack-value", "65536")
+"""What a Valkey is told besides its place: as `millstream up` does."""
 
 
 class Started:
@@ -102,7 +104,7 @@ def valkey() -> Generator[Started]:
     """A Valkey that writes its log to disk, as the embedded one does."""
     with tempfile.TemporaryDirectory() as folder:
         port = free_port()
-        popen = start_valkey(port, Path(folder), "--appendonly", "yes", "--appendfsync", "everysec")
+        popen = start_valkey(port, Path(folder), *AS_EMBEDDED)
         try:
             yield Started(popen, port)
         finally:

@@ -46,6 +46,9 @@ def server_command(binary: Path, state: StateFolder) -> list[str]:
         "maxmemory-policy": "noeviction",
         # And before the kernel ends a process to make room.
         "maxmemory": str(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4),
+        # A task's hash stays one piece of memory, though its request is long: of thousands of tasks
+        # in turn none is in a cache, and a table would be fetched from many places.
+        "hash-max-listpack-value": "65536",
         "loglevel": "notice",
         # Its title would be written over the environment, and so over the mark of the fleet.
         "set-proc-title": "no",
