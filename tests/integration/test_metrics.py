@@ -60,6 +60,15 @@ async def test_what_happens_is_counted(fleet: LocalFleet) -> None:
         assert pod.value("http_requests_total", **stream) == 2
         check_one_task(worker)
 
+        follows = pod.value("redis_call_seconds_count", call="follow")
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        for stream in (True, False):  # whoever submits need not follow
+            answer = await http.post("/v1/chat/completions", json=chat | {"stream": stream})
+            assert answer.status_code == 200
+        pod = await scrape(api.url)
+        assert pod.value("redis_call_seconds_count", call="follow") == follows
+        assert pod.value("redis_call_seconds_count", call="submit") == 3
+
         refused = await http.post("/v1/chat/completions", json={"model": "x", "messages": []})
         assert refused.status_code == 400
         refused = await http.post("/tasks", json={"model": "other", "prompt": "x"})

@@ -15,10 +15,13 @@ _MARK = b"mark"
 class ModelReader:
     """One open stream, and all that its client was sent."""
 
-    def __init__(self, task_id: str, after: int) -> None:
+    def __init__(self, task_id: str, after: int, *, expected: bool = False) -> None:
         self.task_id = task_id
         self.after = after
         self.place = Reader(task_id)
+        if expected:  # before the task is made
+            self.place.begin_catch_up()
+            self.place.end_catch_up(1)
         self.sent: list[Event] = []
 
     @property

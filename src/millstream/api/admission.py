@@ -13,6 +13,7 @@ import msgspec
 
 from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
+from millstream.api.feed import Feed
 from millstream.api.limiter import Limiter
 from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
@@ -81,9 +82,11 @@ class Admission:
         limiter: Limiter,
         settings: Settings,
         *,
+        feed: Feed,
         input_filter: ContentFilter | None,
     ) -> None:
         self._scripts = scripts
+        self._feed = feed
         self._withdrawals = withdrawals
         self._directory = directory
         self._limiter = limiter
@@ -102,6 +105,7 @@ class Admission:
         route: str = "",
         body: bytes = b"",
         attached: bool = False,
+        follow: bool = False,
         priority: Priority | None = None,
         deadline_s: float | None = None,
     ) -> Accepted:
@@ -115,6 +119,7 @@ class Admission:
             route: Where it came to, compared as the body is: it says what a body means.
             body: The body as it came, compared when the key comes again.
             attached: The answer belongs to the connection: it is not decoded for nobody.
+            follow: The tasks' events are read here at once.
             priority: Its class; None is the first that the caller may use.
             deadline_s: When it is to end at the latest, from now, but for a limit that is shorter.
 
@@ -159,6 +164,7 @@ class Admission:
                 f"{route}\0".encode() + body,
                 admitted=admitted,
                 attached=attached,
+                follow=follow,
                 priority=chosen,
                 deadline_s=deadline_s,
             )
@@ -207,6 +213,7 @@ class Admission:
         *,
         admitted: Admitted | None,
         attached: bool,
+        follow: bool,
         priority: Priority,
         deadline_s: float | None,
     ) -> Submitted | Refused:
@@ -228,11 +235,13 @@ class Admission:
         *others, last = self._shards(caller.id, key)
         for shard in others:
             room = self._limiter.max_waiting(caller, shard=shard)
-            answer = await self._try(shard, bodies, **task, max_waiting=room, promise=False)
+            answer = await self._try(
+                shard, bodies, follow=follow, **task, max_waiting=room, promise=False
+            )
             if isinstance(answer, Submitted) or answer.conflict:
                 return answer
         room = self._limiter.max_waiting(caller, shard=last)
-        return await self._try(last, bodies, **task, max_waiting=room)
+        return await self._try(last, bodies, follow=follow, **task, max_waiting=room)
 
     def _shard_of(self, caller: str, key: str) -> int:
         """Where an idempotency key lies: the same key must meet itself."""
@@ -256,23 +265,25 @@ class Admission:
         turn = [(self._turn + at) % count for at in range(count)]
         return [shard for shard in turn if self._away_until.get(shard, 0) <= now] or turn
 
-    async def _try(self, shard: int, bodies: Sequence[bytes], **task: Any) -> Submitted | Refused:
+    async def _try(
+        self, shard: int, bodies: Sequence[bytes], *, follow: bool, **task: Any
+    ) -> Submitted | Refused:
         """Submit to a shard; one whose node is away is left out of the turns for a while."""
         most, count = self._settings.max_queue, self._settings.shards
-        (task_id, request), *more = [(new_task_id(shard), body) for body in bodies]
+        task_ids = [new_task_id(shard) for _ in bodies]
         try:
             return await self._scripts.submit(
                 Keys(shard),
-                task_id=task_id,
-                request=request,
-                more=more,
+                task_id=task_ids[0],
+                request=bodies[0],
+                more=[*zip(task_ids[1:], bodies[1:], strict=True)],
                 max_queue=most // count + (shard < most % count),
+                pod=self._feed.expect(task_ids) if follow else "",
                 **task,
             )
         except RedisError:
             self._away_until[shard] = time.monotonic() + AWAY_S
             if task["idempotency_key"] is None:  # else who sends it again finds it
-                task_ids = [task_id, *(one_more for one_more, _ in more)]
                 self._withdrawals.add(task_ids, task["caller"])
             raise
 

@@ -79,7 +79,14 @@ def _turns(
     """What the answer's choices bring, but for what goes by their shortcuts."""
     return turns_of(
         [
-            pod.relay.events(task_id, caller, after=after, silence=silence, shortcut=shortcut)
+            pod.relay.events(
+                task_id,
+                caller,
+                after=after,
+                silence=silence,
+                shortcut=shortcut,
+                expected=not accepted.known,
+            )
             for task_id, shortcut in zip(accepted.task_ids, shortcuts, strict=True)
         ]
     )

@@ -34,8 +34,8 @@ class Reader:
     """
 
     __slots__ = (
-        "_buffer", "_shortcut", "_size", "_tail", "_waiter", "_woken", "behind",
-        "next_seq", "rewound", "task_id",
+        "_buffer", "_size", "_tail", "_waiter", "_woken", "behind",
+        "next_seq", "rewound", "shortcut", "task_id",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +51,7 @@ class Reader:
         self._buffer: list[Event] = []
         self._size = 0
         self._tail: int | None = None
-        self._shortcut = shortcut
+        self.shortcut = shortcut
         self._waiter: asyncio.Future[None] | None = None
         self._woken = False
 
@@ -80,7 +80,7 @@ class Reader:
             return False
         alone = not self._buffer
         self._buffer += events
-        if self._shortcut is None or self._waiter is None or self._waiter.done():
+        if self.shortcut is None or self._waiter is None or self._waiter.done():
             self.wake()
             return False
         return alone
@@ -89,7 +89,7 @@ class Reader:
         """Pass the buffer on by the shortcut; what went that way."""
         events = self._buffer
         waiting = self._waiter is not None and not self._waiter.done()
-        if not events or not waiting or self._shortcut is None or not self._shortcut(events):
+        if not events or not waiting or self.shortcut is None or not self.shortcut(events):
             self.wake()
             return ()
         return self._taken()
@@ -196,6 +196,10 @@ class Feed:
         self.pod_id = pod_id
         self._readers: dict[str, set[Reader]] = {}
         self._left: set[str] = set()
+        self._expected: dict[str, Reader] = {}
+        """Readers of tasks that were just made, or are about to be: nobody owns them yet."""
+        self._unclaimed: set[str] = set()
+        """Those of them that were there at the last pulse."""
         self.given = 0
         """Events given to readers."""
         self._dirty: list[Reader] = []
@@ -221,20 +225,51 @@ class Feed:
 
     @contextmanager
     def reading(
-        self, task_id: str, shortcut: Callable[[Sequence[Event]], bool] | None = None
+        self,
+        task_id: str,
+        shortcut: Callable[[Sequence[Event]], bool] | None = None,
+        *,
+        expected: bool = False,
     ) -> Generator[Reader]:
-        """A reader of a task, which begins behind: its owner reads the log first."""
-        reader = Reader(task_id, shortcut)
-        self._readers.setdefault(task_id, set()).add(reader)
-        self._left.discard(task_id)
+        """A reader of a task, which begins behind: its owner reads the log first.
+
+        One that was `expected` has what came since, and is not behind unless something is missing.
+        """
+        reader = self._expected.pop(task_id, None) if expected else None
+        reader = reader or self._open(task_id)
+        reader.shortcut = shortcut
         try:
             yield reader
         finally:
-            readers = self._readers[task_id]
-            readers.discard(reader)
-            if not readers:
-                del self._readers[task_id]
-                self._left.add(task_id)
+            self._close(reader)
+
+    def expect(self, task_ids: Sequence[str]) -> str:
+        """Gather what comes of tasks of a shard from their making on, for who will read them.
+
+        As whose follower they are to be made; empty where nothing would be heard. Readers that
+        nobody owns two pulses later are closed.
+        """
+        if self.session(task_ids[0]) is None:
+            return ""
+        for task_id in task_ids:
+            reader = self._expected[task_id] = self._open(task_id)
+            reader.begin_catch_up()
+            reader.end_catch_up(1)
+        return self.pod_id
+
+    def _open(self, task_id: str) -> Reader:
+        reader = Reader(task_id)
+        self._readers.setdefault(task_id, set()).add(reader)
+        self._left.discard(task_id)
+        return reader
+
+    def _close(self, reader: Reader) -> None:
+        task_id = reader.task_id
+        readers = self._readers[task_id]
+        readers.discard(reader)
+        if not readers:
+            del self._readers[task_id]
+            self._left.add(task_id)
 
     async def run(self) -> None:
         """Listen for the pod's whole life."""
@@ -292,6 +327,9 @@ class Feed:
         """Prove each subscription once a second, and say which tasks we no longer follow."""
         while True:
             await asyncio.sleep(PULSE_S)
+            for task_id in self._unclaimed & self._expected.keys():
+                self._close(self._expected.pop(task_id))
+            self._unclaimed = set(self._expected)
             left, self._left = self._left, set()
             shards: dict[int, list[str]] = {}
             for task_id in left - self._readers.keys():

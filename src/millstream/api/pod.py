@@ -96,6 +96,7 @@ class Pod:
             self.directory,
             self.limiter,
             settings,
+            feed=self.feed,
             input_filter=filters.input,
         )
         self.queue_watch = QueueWatch(scripts)

@@ -134,6 +134,7 @@ class Relay:
         after: int,
         silence: Silence,
         shortcut: Callable[[Sequence[Event]], bool] | None = None,
+        expected: bool = False,
     ) -> AsyncGenerator[list[Event]]:
         """All events after a number, in order, each once, up to the terminal one; in batches.
 
@@ -142,11 +143,12 @@ class Relay:
         Raises as `page` for a task that is not there, or no longer; and `LogRewound` where Redis
         has lost what was given before, and neither worker nor pod can put it back.
 
-        What the `shortcut` takes while the next batch is waited for is in none.
+        What the `shortcut` takes while the next batch is waited for is in none. The log of a task
+        that the feed has `expected` need not be read, from its first event on.
         """
         self.resumes += after > 0
         delay = RETRY_FIRST_S
-        with self._feed.reading(task_id, shortcut) as reader:
+        with self._feed.reading(task_id, shortcut, expected=expected) as reader:
             reader.next_seq = after + 1
             gap = _Gap()
             read_at, read_to = time.monotonic(), reader.next_seq

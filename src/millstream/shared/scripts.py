@@ -62,6 +62,7 @@ class Scripts:
         weight: float = 1,
         promise: bool = True,
         max_waiting: int | None = None,
+        pod: str = "",
     ) -> Submitted | Refused:
         """Accept a task, or say why not; no task is stored in the second case.
 
@@ -75,6 +76,8 @@ class Scripts:
 
         For a limited caller, `admitted_ms` is when the request was counted, `reserved` names for
         each task what is settled at its end, and `max_waiting` of its tasks may wait here.
+
+        All that the tasks bring goes to the channel of `pod`, as after `follow`.
         """
         script_keys = [shard.task(task_id), shard.queue(model)]
         if idempotency_key is not None:
@@ -101,6 +104,7 @@ class Scripts:
                 int(life_s * 1000),
                 int(promise),
                 "" if max_waiting is None else max_waiting,
+                pod,
             ],
         )
         return submit_answer(answer)

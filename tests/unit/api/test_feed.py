@@ -1,12 +1,20 @@
-"""A reader's buffer is in order, without a gap, and bounded."""
+"""A reader's buffer is in order, without a gap, and bounded; a feed expects what it has made."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
+import pytest
 from hypothesis import given, settings, strategies as st
+from tests.support.script_bench import SHARD, Bench, row
+from tests.support.waiting import eventually, until
 
-from millstream.api.feed import BUFFER_CHARS, Reader
+from millstream.api import feed as feed_module
+from millstream.api.feed import BUFFER_CHARS, Feed, Reader
+from millstream.api.shown import Shown
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.events import Event
+from millstream.shared.schemas import new_task_id
+from millstream.shared.scripts import Scripts
 
 
 def events(first: int, last: int) -> list[Event]:
@@ -126,3 +134,67 @@ def test_whatever_comes_is_contiguous_or_behind(
                 expected += 1
 
     asyncio.run(run())
+
+
+@pytest.fixture
+def feed(redis_url: str, scripts: Scripts) -> Feed:
+    return Feed(redis_url, scripts, Shown(scripts, result_ttl_s=10), pod_id="p", shards=1)
+
+
+@pytest.fixture
+async def listening(feed: Feed) -> AsyncIterator[Feed]:
+    running = asyncio.create_task(feed.run())
+    await until(lambda: feed.session("t0-x"))
+    yield feed
+    await cancel_until_done([running])
+
+
+async def test_what_comes_before_its_owner_waits_for_it(listening: Feed, scripts: Scripts) -> None:
+    bench, task_id = Bench(scripts), new_task_id(0)
+    assert listening.expect([task_id]) == "p"
+    await bench.task(task_id=task_id, pod="p")
+    (claim,) = await bench.claim("w")
+    await bench.append(row(claim, 1, "a", "b"))
+    (reader,) = listening._readers[task_id]
+    await asyncio.wait_for(reader.wait(10), 10)
+    with listening.reading(task_id) as other:
+        assert other.behind  # whoever else comes asks the log whose it is
+    with listening.reading(task_id, expected=True) as owned:
+        assert owned is reader
+        assert not owned.behind
+        assert [event.data for event in owned.take()] == ['"a"', '"b"']
+    with listening.reading(task_id, expected=True) as late:
+        assert late.behind
+
+
+async def test_a_deaf_feed_expects_nothing(feed: Feed) -> None:
+    assert feed.expect(["t0-x"]) == ""
+    with feed.reading("t0-x", expected=True) as reader:
+        assert reader.behind
+
+
+async def test_a_lost_subscription_puts_what_is_expected_behind(listening: Feed) -> None:
+    assert listening.expect(["t0-x"]) == "p"
+    (channel,) = listening._channels
+    session = listening.session("t0-x")
+    await channel._subscription.drop()
+    await until(lambda: listening.session("t0-x") not in (None, session))
+    with listening.reading("t0-x", expected=True) as reader:
+        assert reader.behind
+
+
+async def test_what_nobody_comes_to_own_is_followed_no_more(
+    listening: Feed, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "PULSE_S", 0.02)
+    bench, task_id = Bench(scripts), new_task_id(0)
+    listening.expect([task_id])
+    await bench.task(task_id=task_id, pod="p")
+    pulse = asyncio.create_task(listening.pulse())
+
+    async def struck_off() -> bool:
+        return (await scripts.task_fields(SHARD, task_id))["followers"] == ""
+
+    await eventually(struck_off)
+    assert listening.streams == 0
+    await cancel_until_done([pulse])

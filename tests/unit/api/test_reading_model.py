@@ -46,10 +46,11 @@ class Reading(RuleBasedStateMachine):
         self.pod = ModelPod(self.url, self.client, self.scripts, SHARD)
         self.run(self.pod.open())
         for task_id in TASKS:
+            self.pod.readers.append(ModelReader(task_id, 0, expected=True))
             self.run(
                 self.scripts.submit(
                     SHARD, task_id=task_id, model="m", caller="c", request=b"{}",
-                    max_queue=9, live_ttl_s=1000,
+                    max_queue=9, live_ttl_s=1000, pod=self.pod.id,
                 )
             )  # fmt: skip
         claims, _ = self.run(

@@ -70,6 +70,7 @@ class Asked:
             # Who sends a key means to come back for the answer, as does who lets it run on its own:
             # it is not bound to this connection.
             attached=key is None and not lasting,
+            follow=stream or not lasting,
             priority=mapping.priority_of(service_tier),
         )
 

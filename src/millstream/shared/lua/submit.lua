@@ -3,12 +3,13 @@
 -- KEYS: first task, queue [, idempotency key]
 -- ARGV: id, model, caller, request, max_queue, live_ttl_s, body hash, idempotency_ttl_s, orphan_ms,
 --       further tasks in msgpack: {id, request, id, request, …}, admitted_ms, reserved, priority,
---       weight, life_ms, promise (0|1), max_waiting of the caller ('': no limit)
+--       weight, life_ms, promise (0|1), max_waiting of the caller ('': no limit), pod ('': none)
 --       orphan_ms > 0: a running task that no pod has followed for so long is stopped
 --       admitted_ms: when the request of a limited caller was counted ('': it was not)
 --       reserved: per task, with spaces between, what is settled of the caller's tokens at its end
 --       life_ms: how long it may take from now to its end
 --       promise: who is refused is told a time of its own
+--       pod: follows the tasks from their first event on
 -- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms} | {'crowded', retry_ms}
 --    crowded: as many of the caller wait as may; ids: with spaces between; eta_ms -1: nothing runs or was measured
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
@@ -25,7 +26,9 @@ end
 -- Its pod has given up on it and told so: this comes too late, and nobody hears the answer.
 if redis.call('EXISTS', tomb_key(id)) == 1 then return {'full', 0} end
 local class = class_of(ARGV[13])
-local task = {model = model, caller = caller, priority = class, weight = ARGV[14]}
+local task = {
+  model = model, caller = caller, priority = class, weight = ARGV[14], followers = ARGV[18],
+}
 
 -- How many are served before the first of them, as if each caller had as many before its next as
 -- this one has: right where all have much to wait for, else too many, and never more than wait.

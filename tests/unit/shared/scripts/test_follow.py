@@ -8,6 +8,7 @@ import pytest
 from tests.support.script_bench import SHARD, Bench, row
 
 from millstream.shared.events import Event, decode_pod_message
+from millstream.shared.schemas import new_task_id
 from millstream.shared.steps import (
     ENDED,
     LogPage,
@@ -37,6 +38,22 @@ async def test_followers_hear_each_event_once(bench: Bench, pubsub: Any) -> None
         (task_id, [event.seq for event in events]) for task_id, events in heard
     ) == sorted([(ids[0], [1, 2]), (ids[1], [1, 2]), (ids[0], [3]), (ids[0], [4])])
     assert heard[0][1][1].text == "é\U0001f600"
+    await pubsub.aclose()
+
+
+async def test_a_pod_that_submits_hears_all_from_the_first_event_on(
+    bench: Bench, pubsub: Any
+) -> None:
+    await pubsub.ssubscribe(SHARD.pod("p1"))
+    ids = [new_task_id(0) for _ in range(3)]
+    for _ in range(2):  # sent again after a lost answer
+        more = [(task_id, b"{}") for task_id in ids[1:]]
+        assert await bench.task(task_id=ids[0], more=more, pod="p1") == ids[0]
+    await bench.append(*(row(claim, 1, "a") for claim in await bench.claim("w1")))
+    while (message := await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)) is None:
+        pass
+    heard = decode_pod_message(message["data"])
+    assert sorted(heard) == sorted((task_id, [Event(1, "t", "101", '"a"')]) for task_id in ids)
     await pubsub.aclose()
 
 
