@@ -164,6 +164,10 @@ class LeaseKeeper(threading.Thread):
         if now >= self._quiet_until:  # one line a lease, not one a beat
             self._quiet_until = now + self._lease_s
             level = logging.WARNING if is_transient(error) else logging.ERROR
+            if level == logging.WARNING and self._describe().state == WorkerState.STARTING:
+                # Nothing is at stake yet; and it may be our own fault: reading torch from a disk
+                # holds all threads up for seconds. Whoever waits for Redis says so.
+                level = logging.DEBUG
             logger.log(level, "Redis does not answer the lease thread: %s", error)
 
     async def _heartbeat(self, scripts: Scripts) -> None:
