@@ -26,7 +26,7 @@ SHARES = {
     "repeated": 4,
 }
 """How often each form is chosen; ids that nobody knows are asked for besides."""
-UNKNOWN_SHARE = 0.05
+UNKNOWN, UNKNOWN_SHARE = "unknown", 0.05
 REAL, REAL_TOKENS = "real model", 40
 
 CHAT, NATIVE, RESPONSE = (
@@ -62,10 +62,13 @@ class Clients:
     async def keep_asking(self) -> None:
         """One request after the other."""
         while True:
-            form = self._random.choices(list(SHARES), list(SHARES.values()))[0]
-            await self._attempt(form, getattr(self, f"_{form}"))
+            await self.ask(self._random.choices(list(SHARES), list(SHARES.values()))[0])
             if self._random.random() < UNKNOWN_SHARE:
-                await self._attempt("unknown", self._unknown)
+                await self.ask(UNKNOWN)
+
+    async def ask(self, form: str) -> None:
+        """One request of a form, or for an id that nobody knows."""
+        await self._attempt(form, getattr(self, f"_{form}"))
 
     async def keep_asking_real(self, model: str, every_s: float) -> None:
         """A short sampled answer of a real model now and then."""

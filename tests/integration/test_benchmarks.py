@@ -1,5 +1,6 @@
 """Benchmarks follow the code they measure: those of `make bench-quick`, in their smallest form."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.run import FULL
+from benchmarks.support.half_load import SHARES, UNKNOWN, Clients
+from benchmarks.support.tally import Tally
 from benchmarks.support.targets import TARGETS, joint, table
+from tests.support.local_fleet import LocalFleet
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +37,19 @@ def test_what_a_first_token_takes(tmp_path: Path) -> None:
     told = json.dumps(figures(tmp_path, "ttft", *few))
     assert "added_p50_ms" in told
     assert "submits_per_core_s" in told
+
+
+async def test_the_clients_of_the_long_run_get_what_they_ask_for(fleet: LocalFleet) -> None:
+    pod, other, _ = await asyncio.gather(
+        fleet.api(), fleet.api(), fleet.worker(fake_tokens_per_s=100)
+    )
+    tally = Tally(apart="")
+    clients = Clients([int(api.url.rpartition(":")[2]) for api in (pod, other)], tally, seed=1)
+    forms = [*SHARES, UNKNOWN]
+    await asyncio.gather(*map(clients.ask, forms))
+    assert tally.errors == {}
+    assert tally.close()["requests"] == dict.fromkeys(forms, 1)
+    await fleet.quiet()
 
 
 def test_all_targets_are_told_in_one_table() -> None:
