@@ -26,7 +26,7 @@ from millstream.shared.connection import POOL_SIZE, SOCKET_TIMEOUT_S, open_redis
 
 
 async def test_cancelled_calls_cross_nothing_and_leave_nothing(
-    frail: LocalFleet, link: Link, way: Way
+    frail: LocalFleet, link: Link
 ) -> None:
     """Requests that are aborted while Redis answers: B1 (redis-py#2624), B2 (#4121), B3 (#2717)."""
     api = await frail.api(redis_url=link.url)
@@ -87,7 +87,6 @@ async def test_cancelled_calls_cross_nothing_and_leave_nothing(
 
     await eventually(forgotten, what="the end of all streams")
     assert link.connections <= POOL_SIZE + LOG_READS + 1
-    assert way.made > POOL_SIZE + LOG_READS + 1  # cancelled calls cost their connections
     for sign in ("Traceback", "never retrieved", "No connection"):
         assert sign not in api.text()
 

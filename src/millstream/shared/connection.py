@@ -95,7 +95,7 @@ async def open_redis(
     async with _open_server(
         address,
         pool_size=pool_size,
-        script_s=SOCKET_TIMEOUT_S if retries else None,
+        repeats=retries > 0,
         retry=retry,
         socket_timeout=SOCKET_TIMEOUT_S,
     ) as client:
@@ -147,7 +147,7 @@ async def _open_server(
     *,
     node: tuple[str, int] | None = None,
     pool_size: int = 1,
-    script_s: float | None = None,
+    repeats: bool = True,
     **options: Any,
 ) -> AsyncGenerator[redis.asyncio.Redis]:
     """A client of one data server: the one of the URL, a cluster's node, the Sentinels' master."""
@@ -173,7 +173,9 @@ async def _open_server(
             **options,
         )
     _speak_plainly(pool)
-    client = ServerClient(pool, calls=pool_size, wait_s=POOL_WAIT_S, script_s=script_s)
+    client = ServerClient(
+        pool, calls=pool_size, wait_s=POOL_WAIT_S, script_s=SOCKET_TIMEOUT_S, repeats=repeats
+    )
     watching = asyncio.create_task(master.watch(pool)) if master is not None else None
     try:
         yield client

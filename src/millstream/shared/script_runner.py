@@ -7,19 +7,28 @@ sent its hash and, where it has forgotten it (restart, failover, SCRIPT FLUSH), 
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError, TimeoutError as RedisTimeoutError
+from redis.exceptions import (
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError as RedisTimeoutError,
+)
 
 from millstream.shared.connection import CALL_S
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.server_client import KeptConnection
 
+_NOT_BEGUN = (NoScriptError, ReadOnlyError)
+"""What a server answers instead of running a script."""
 PARTS = ("lib", "fair", "tasks")
 """Files of what scripts share; each definition uses only what comes before it."""
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
@@ -72,16 +81,23 @@ class ScriptRunner:
     async def run(self, name: str, keys: Sequence[str], args: Sequence[Any]) -> Any:
         """Run a script; what it answers.
 
-        The client's kept connection is tried first, if it has one; whatever goes wrong there is
-        done again the usual way.
+        The client's kept connection is tried first, if it has one. Without an answer there it is
+        done again the usual way, unless its client must not repeat what may have been done.
         """
         called = (script_hash(name), len(keys), *keys, *args)
-        deadline = asyncio.get_running_loop().time() + CALL_S
+        began = time.monotonic()
         with self._stats.timed(name):
             if self._kept is not None and self._kept.ready:
-                with suppress(RedisError, OSError):
+                try:
                     return await self._kept.call("EVALSHA", *called)
-            async with _in_time(deadline):
+                except _NOT_BEGUN:
+                    pass
+                except ResponseError:
+                    raise
+                except RedisError:
+                    if not self._kept.repeats:
+                        raise
+            async with _in_time(began):
                 try:
                     answer = await self.client.evalsha(*called)
                 except NoScriptError:
@@ -92,16 +108,15 @@ class ScriptRunner:
 
     async def bounded(self, call: Awaitable[Any], name: str = "command") -> Any:
         """Any other command, under the same bound; it is counted under the name."""
-        deadline = asyncio.get_running_loop().time() + CALL_S
         with self._stats.timed(name):
-            async with _in_time(deadline):
+            async with _in_time(time.monotonic()):
                 return await call
 
 
 @asynccontextmanager
-async def _in_time(deadline: float) -> AsyncGenerator[None]:
+async def _in_time(began: float) -> AsyncGenerator[None]:
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout(began + CALL_S - time.monotonic()):
             yield
     except TimeoutError:
         raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None

@@ -6,6 +6,8 @@ worker makes such a call each decode step, so one connection is kept aside for s
 """
 
 import asyncio
+import time
+from collections import deque
 from typing import Any
 
 import hiredis
@@ -13,12 +15,16 @@ import redis.asyncio
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
     ReadOnlyError,
-    ResponseError,
+    RedisError,
+    TimeoutError as RedisTimeoutError,
 )
 
 from millstream.shared.turns import turn
 
+LAST_LOOK_S = 0.05
+
 _hiredis: Any = hiredis  # leaves untyped what it gives
+_NOT_YET = object()
 
 
 class ServerClient(redis.asyncio.Redis):
@@ -31,18 +37,20 @@ class ServerClient(redis.asyncio.Redis):
         pool: A pool of connections.
         calls: How many it holds.
         wait_s: How long a call waits for its turn before it fails like an absent Redis.
-        script_s: How long a script may take on the kept connection. None: there is none, as with a
-            pool of one.
+        script_s: How long a script may take on the kept connection; a pool of one has none.
+        repeats: Whether a script may be sent again where its answer was lost.
     """
 
-    def __init__(self, pool: Any, *, calls: int, wait_s: float, script_s: float | None) -> None:
+    def __init__(
+        self, pool: Any, *, calls: int, wait_s: float, script_s: float, repeats: bool
+    ) -> None:
         base: Any = super()  # redis-py leaves some keywords untyped
         base.__init__(connection_pool=pool)
         self._wait_s = wait_s
         self.kept: KeptConnection | None = None
-        """For scripts that may be sent again another way, if this one fails."""
-        if script_s is not None and calls > 1:
-            self.kept = KeptConnection(pool, within_s=script_s)
+        """For scripts; None in a pool of one."""
+        if calls > 1:
+            self.kept = KeptConnection(pool, calls=calls, within_s=script_s, repeats=repeats)
             calls -= 1
         self._room = asyncio.Semaphore(calls)
 
@@ -58,31 +66,36 @@ class ServerClient(redis.asyncio.Redis):
 
 
 class KeptConnection:
-    """A pool's connection that stays out of it, for one call at a time.
+    """A pool's connection that stays out of it; calls on it do not wait for each other's answers.
 
-    Whatever goes wrong, an error that the server answers included, ends it. It is used again when
-    somebody has had an answer otherwise: an absent Redis is not asked for twice as long.
+    It is left when it is lost, silent, or a replica's. There is a new one when somebody has had an
+    answer otherwise: an absent Redis is not asked for twice as long.
 
     Args:
         pool: Whose connections are `PlainSpoken`.
+        calls: How many may be under way.
         within_s: How long a call may take.
+        repeats: Whether what failed here may be sent again another way.
     """
 
-    def __init__(self, pool: Any, *, within_s: float) -> None:
+    def __init__(self, pool: Any, *, calls: int, within_s: float, repeats: bool) -> None:
+        self.repeats = repeats
         self._pool = pool
+        self._calls = calls
         self._within_s = within_s
-        self._connection: Any = None
+        self._exchange: Exchange | None = None
         self._trusted = False
-        self._busy = False
-        self._began = 0.0
+        self._connecting = False
         self._watching: asyncio.TimerHandle | None = None
-        self._silent = False
-        """Whether the call under way was cut off."""
+        self._overdue: asyncio.Future[Any] | None = None
+        """A call that was found to take too long at the last look."""
 
     @property
     def ready(self) -> bool:
         """Whether a call makes sense now."""
-        return self._trusted and not self._busy
+        if self._exchange is None:
+            return self._trusted and not self._connecting
+        return self._exchange.open < self._calls
 
     def trust(self) -> None:
         """The server has answered somebody."""
@@ -93,50 +106,140 @@ class KeptConnection:
 
         Raises:
             RedisError: what the server answers, or that it does not.
-            TimeoutError: no connection could be had in time.
         """
-        self._busy = True
-        try:
-            if self._connection is None:
-                async with asyncio.timeout(self._within_s):
-                    self._connection = await self._pool.get_connection()
-            self._watch(asyncio.get_running_loop())
-            return await self._connection.exchange(command)
-        except BaseException:  # also when cancelled: an answer may be on its way
-            await self._end()
-            raise
-        finally:
-            self._busy = False
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the call that begins cut off in time.
-
-        By one timer for all calls: with one each, calls cost twice as much.
-        """
-        self._began = loop.time()
-
-        def look() -> None:
-            self._watching = None
-            if self._busy:
-                left = self._began + self._within_s - loop.time()
-                if left > 0:
-                    self._watching = loop.call_later(left, look)
-                elif self._connection is not None:
-                    self._silent = True
-                    self._connection.abort()
-
+        exchange = self._exchange or await self._connect()
         if self._watching is None:
-            self._watching = loop.call_later(self._within_s, look)
+            self._watch(self._within_s)
+        try:
+            return await exchange.ask(command)
+        except (RedisConnectionError, ReadOnlyError):
+            await self._end(exchange)
+            raise
 
-    async def _end(self) -> None:
+    async def _connect(self) -> "Exchange":
+        self._connecting = True
+        try:
+            async with asyncio.timeout(self._within_s):
+                self._exchange = Exchange(await self._pool.get_connection())
+        except TimeoutError:
+            raise RedisTimeoutError("No connection was made in time.") from None
+        finally:
+            self._connecting = False
+            self._trusted = False
+        return self._exchange
+
+    def _watch(self, seconds: float) -> None:
+        """Have calls cut off in time.
+
+        By one timer for all: with one each, calls cost twice as much.
+        """
+        self._watching = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        self._watching = None
+        exchange = self._exchange
+        if exchange is None or exchange.oldest is None:
+            return
+        asked, asked_at = exchange.oldest
+        left = asked_at + self._within_s - time.monotonic()
+        if left <= 0 and asked is self._overdue:
+            exchange.abort()
+            return
+        # Of a loop that was held up the timers are first: an answer may be there, not yet read.
+        self._overdue = asked if left <= 0 else None
+        self._watch(max(left, LAST_LOOK_S))
+
+    async def _end(self, exchange: "Exchange") -> None:
+        """Leave a connection: who comes first does it, of all whose calls it fails."""
+        if self._exchange is not exchange:
+            return
+        self._exchange = None
         self._trusted = False
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
-            await self._pool.release(connection)
-        if self._silent:  # those that were idle meanwhile are no better
-            self._silent = False
+        await exchange.connection.disconnect(nowait=True)
+        await self._pool.release(exchange.connection)
+        if exchange.silent:  # those that were idle meanwhile are no better
             await self._pool.disconnect(inuse_connections=False)
+
+
+class Exchange(asyncio.Protocol):
+    """A connection on which one asks and is answered, past redis-py's stream and parser.
+
+    Answers come in the order of the questions; that of a caller who has gone is dropped. redis-py
+    has made the connection, and closes it.
+
+    Args:
+        connection: Of redis-py; from now on nobody else's.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.silent = False
+        """Whether it was given up for its silence."""
+        self._lost = False
+        self._asking: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._reader: Any = _hiredis.Reader(
+            replyError=connection._parser.parse_error, notEnoughData=_NOT_YET
+        )
+        self._transport: Any = connection._writer.transport
+        self._before: Any = self._transport.get_protocol()
+        """What redis-py reads by; it waits for the end where redis-py closes."""
+        self._transport.set_protocol(self)
+
+    @property
+    def open(self) -> int:
+        """How many answers have not come."""
+        return len(self._asking)
+
+    @property
+    def oldest(self) -> "tuple[asyncio.Future[Any], float] | None":
+        """Who waits for the first of them, and since when by the monotonic clock."""
+        return self._asking[0] if self._asking else None
+
+    def ask(self, command: tuple[Any, ...]) -> "asyncio.Future[Any]":
+        """Send a command; its answer, to wait for.
+
+        It may raise the RedisError that the server answers, or that the connection is lost.
+
+        Raises:
+            RedisError: it is lost already.
+        """
+        if self._lost:
+            raise RedisConnectionError("The connection was closed.")
+        try:
+            self._transport.write(_hiredis.pack_command(command))
+        except RuntimeError as error:  # uvloop's word
+            raise RedisConnectionError(str(error)) from error
+        future = asyncio.get_running_loop().create_future()
+        self._asking.append((future, time.monotonic()))
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        """Answers, or parts of them."""
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not _NOT_YET:
+            if isinstance(answer, _hiredis.PushNotification):
+                continue  # nobody has asked for it
+            future, _ = self._asking.popleft()
+            if future.done():
+                continue
+            if isinstance(answer, RedisError):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell all who wait."""
+        self._lost = True
+        self._before.connection_lost(exc)
+        for future, _ in self._asking:
+            if not future.done():
+                future.set_exception(RedisConnectionError("The connection was lost."))
+        self._asking.clear()
+
+    def abort(self) -> None:
+        """Lose the connection, for it is silent."""
+        self.silent = True
+        self._transport.abort()
 
 
 class PlainSpoken:
@@ -153,27 +256,3 @@ class PlainSpoken:
             if untyped._writer is not None:
                 raise
             raise RedisConnectionError("The connection was closed meanwhile.") from error
-
-    async def exchange(self, command: tuple[Any, ...]) -> Any:
-        """One command on a connection that nobody else uses; its answer as it comes.
-
-        Raises:
-            RedisError: what the server answers, or that the connection is lost.
-        """
-        untyped: Any = self
-        if not untyped.is_connected:
-            raise RedisConnectionError("The connection was closed.")
-        try:
-            untyped._writer.write(_hiredis.pack_command(command))
-            answer = await untyped._parser.read_response()
-        except RuntimeError as error:
-            raise RedisConnectionError(str(error)) from error
-        if isinstance(answer, ResponseError):
-            raise answer
-        return answer
-
-    def abort(self) -> None:
-        """Lose the connection, so that who waits for an answer hears of it."""
-        untyped: Any = self
-        if untyped.is_connected:
-            untyped._writer.transport.abort()

@@ -93,6 +93,23 @@ async def test_what_a_cancelled_call_left_reaches_nobody(scripts: Scripts, link:
     assert await members(scripts) == {b"w"}
 
 
+async def test_who_must_not_repeat_is_told_of_a_lost_answer(link: Link, way: Way) -> None:
+    """A claim's: what it gave would be nobody's. What was not begun is sent again all the same."""
+    async with open_redis(link.url, pool_size=2, retries=0) as client:
+        scripts = Scripts(client)
+        for _ in range(2):
+            await say(scripts, "w")
+        await client.script_flush()
+        await say(scripts, "x")
+        await say(scripts, "x")
+        way.deafen()
+        made = way.made
+        with pytest.raises(RedisError):
+            await say(scripts, "y")
+        assert way.made == made
+        assert await members(scripts) == {b"w", b"x", b"y"}
+
+
 async def test_an_error_of_a_script_is_told(scripts: Scripts) -> None:
     for _ in range(2):
         await scripts.ready()
