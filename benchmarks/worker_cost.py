@@ -17,9 +17,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import uvloop
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
-from tests.support.waiting import until
 
 from millstream.shared.connection import open_redis
 from millstream.shared.content_filter import Filters
@@ -29,7 +29,7 @@ from millstream.shared.scripts import Scripts
 from millstream.worker.engines.base import EngineSettings, StepOutput, Tokenizer
 from millstream.worker.engines.transformers_source import load_model
 from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
-from millstream.worker.job import Job, Limits
+from millstream.worker.job import Limits
 from millstream.worker.metrics import WorkerMetrics
 from millstream.worker.publisher import Publisher
 from millstream.worker.runner import Runner
@@ -78,21 +78,15 @@ async def per_token_us(
 async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: int) -> float:
     """The worker's runner and publisher."""
     scripts = Scripts(client)  # type: ignore[arg-type]
-    jobs: dict[str, Job] = {}
     publisher = Publisher(
         scripts, SHARD, worker_id="w", model="m", result_ttl_s=60, lease=NeverLost(),
         on_ended=lambda job: None, on_gone=lambda job: None,
     )  # fmt: skip
 
-    def unwritten(job: Job) -> None:
-        jobs[job.request_id] = job
-        if job.unwritten:
-            publisher.mark(job)
-
     runner = Runner(
         NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
         Filters(), WorkerMetrics(), AttemptTraces(None, "w"),
-        on_unwritten=unwritten, on_engine_error=lambda job, error: None, on_room=lambda: None,
+        on_unwritten=publisher.mark, on_engine_error=lambda job, error: None, on_room=lambda: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'
     for _ in range(streams):
@@ -106,7 +100,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
     )  # fmt: skip
     for claim in claims:
         runner.start(claim)
-    await until(lambda: len(jobs) == streams)
+    jobs = [job.request_id for job in runner.jobs()]
     writing = asyncio.create_task(publisher.run())
     text = tokenizer.encode(TEXT)
 
@@ -165,4 +159,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    uvloop.run(main())  # as a worker has it

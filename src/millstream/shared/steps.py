@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -187,15 +186,17 @@ class AppendRow(msgspec.Struct, frozen=True):
 
     def flatten(self) -> list[Any]:
         """The row as append.lua reads it."""
-        return [
+        row = [
             self.task_id,
             self.attempt,
             self.prompt_tokens,
             self.first_seq,
             self.outcome,
             self.detail,
-            *chain.from_iterable(self.events),
         ]
+        for event in self.events:
+            row += event
+        return row
 
 
 def _pairs(flat: list[Any]) -> Iterable[tuple[Any, Any]]:

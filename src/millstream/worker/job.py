@@ -16,6 +16,7 @@ from millstream.worker.early_stop import ConfidenceWindow
 from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLogprobs
 from millstream.worker.logprobs import LogprobWriter, rounded
 from millstream.worker.stop_strings import StopMatcher
+from millstream.worker.token_events import TokenEvents
 from millstream.worker.token_gate import TokenGate
 
 
@@ -86,6 +87,8 @@ class Job:
             self._gate = TokenGate(output_filter.stream(), told=told)
         self._flushed = len(claim.log) > first and not claim.log[-1].ids
         """Whether an earlier attempt got as far as to let go of held-back text."""
+        self._plain: TokenEvents | None = None
+        """What makes the event of a token that comes alone, where its text is all that matters."""
 
     def begin(
         self,
@@ -93,11 +96,13 @@ class Job:
         tokenizer: Tokenizer,
         limits: Limits,
         logprobs: LogprobWriter | None = None,
+        token_events: TokenEvents | None = None,
     ) -> GenerationRequest | None:
         """Bring detokenizer and stop strings to where the log stands; what the engine has to do.
 
         None when nothing is left to generate: the last owner died between its last token and the
-        end of the task. `logprobs` writes down how likely tokens were, where that is asked for.
+        end of the task. `logprobs` writes down how likely tokens were, where that is asked for;
+        `token_events` remembers events that are always the same.
 
         Raises:
             InvalidRequest: the prompt is longer than the model's context.
@@ -118,6 +123,8 @@ class Job:
         self._detokenizer = open_detokenizer(tokenizer)
         if sampling.records_logprobs:
             self._logprobs = logprobs or LogprobWriter(tokenizer)
+        elif not sampling.stop and self._gate is None:
+            self._plain = token_events
         if self.request.echo:
             prompt = self.request.prompt
             self._repeat(tokenizer.decode(prompt_ids) if prompt is None else prompt)
@@ -157,6 +164,12 @@ class Job:
         """Take what one step brought; past what ends the text the rest is no part of the answer."""
         if self._detokenizer is None or self.outcome:
             return
+        if self._plain is not None and finish is None and len(token_ids) == 1:  # nearly always
+            event = self._plain[token_ids[0]]
+            if event is not None and not self._detokenizer.unfinished:
+                self._token_ids.append(token_ids[0])
+                self._events.append(event)
+                return
         for at, token_id in enumerate(token_ids):
             self._token_ids.append(token_id)
             if self._logprobs is None:

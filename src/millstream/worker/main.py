@@ -1,8 +1,9 @@
 """What `millstream worker` runs."""
 
-import asyncio
 import os
 import sys
+
+import uvloop
 
 from millstream.shared.log import name_process, set_up_logging
 from millstream.shared.settings import Settings
@@ -30,4 +31,4 @@ def run(settings: Settings) -> int:
         sys.stderr.flush()
         os._exit(code)
 
-    return asyncio.run(main())
+    return uvloop.run(main())

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from millstream.shared.metrics.tally import (
     BETWEEN_TOKENS_S,
@@ -48,8 +49,6 @@ class WorkerMetrics:
         self.batch = Tally(ROWS)
         """Requests that got something in one step."""
         self._stepped_at = -1.0
-        self._alike = 0
-        """Tokens of this step whose last one came with the step before."""
 
     @property
     def reclaimed(self) -> int:
@@ -71,29 +70,34 @@ class WorkerMetrics:
         self.prompt_tokens += job.prompt_tokens
         self.replayed_tokens += job.inherited
 
-    def got(self, job: Job, tokens: int, now: float) -> None:
-        """A step has brought so many tokens for a job."""
+    def stepped(self, came: Sequence[tuple[Job, int]], now: float) -> None:
+        """A step has brought so many tokens for each of these jobs, none where one only ended."""
+        before, self._stepped_at = self._stepped_at, now
+        tokens = alike = 0
+        for job, count in came:
+            tokens += count
+            if count == 1 and job.token_at == before:  # nearly always
+                alike += 1
+                job.token_at = now
+            elif count:
+                self._out_of_step(job, count, now)
         self.generated_tokens += tokens
-        last, job.token_at = job.token_at, now
-        if last == self._stepped_at and tokens == 1:  # nearly always
-            self._alike += 1
-        elif last:
-            self.between_tokens.add((now - last) / tokens, tokens)
-        else:
-            job.first_token_at = now
-            self.prefill.add(now - job.claimed_at)
-            if not job.inherited:
-                self.first_token.add(job.age_s + now - job.claimed_at)
-            if tokens > 1:
-                self.between_tokens.add(0.0, tokens - 1)
+        if alike:
+            self.between_tokens.add(now - before, alike)
+        self.batch.add(len(came))
 
-    def stepped(self, rows: int, now: float) -> None:
-        """A step with outputs for so many jobs is over."""
-        if self._alike:
-            self.between_tokens.add(now - self._stepped_at, self._alike)
-            self._alike = 0
-        self._stepped_at = now
-        self.batch.add(rows)
+    def _out_of_step(self, job: Job, tokens: int, now: float) -> None:
+        """A job had no token in the step before, or has several now."""
+        last, job.token_at = job.token_at, now
+        if last:
+            self.between_tokens.add((now - last) / tokens, tokens)
+            return
+        job.first_token_at = now
+        self.prefill.add(now - job.claimed_at)
+        if not job.inherited:
+            self.first_token.add(job.age_s + now - job.claimed_at)
+        if tokens > 1:
+            self.between_tokens.add(0.0, tokens - 1)
 
     def finished(self, job: Job) -> None:
         """A task has come to its end, written by us."""

@@ -6,7 +6,7 @@ slow Redis makes calls larger and never holds up a decode step.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
@@ -62,12 +62,13 @@ class Publisher:
         self.stale_refused = 0
         """Rows refused because another attempt owns the task."""
 
-    def mark(self, job: Job) -> None:
-        """Have a job's new events written."""
+    def mark(self, jobs: Sequence[Job]) -> None:
+        """Have new events of jobs written."""
         if not self._dirty:
             self._idle.clear()
             self._wake.set()
-        self._dirty[job.request_id] = job
+        for job in jobs:
+            self._dirty[job.request_id] = job
 
     async def flushed(self) -> None:
         """Return once nothing is left to write."""
@@ -106,15 +107,12 @@ class Publisher:
             rows=rows,
         )
         for job, answer in zip(jobs, answers, strict=True):
-            self._settle(job, answer)
-
-    def _settle(self, job: Job, answer: int) -> None:
-        if answer < 0:
-            self.stale_refused += answer == STALE
-            self._on_gone(job)
-            return
-        job.written = answer
-        if job.outcome and answer == job.ends_at:
-            self._on_ended(job)
-        elif job.unwritten:
-            self.mark(job)
+            if answer < 0:
+                self.stale_refused += answer == STALE
+                self._on_gone(job)
+                continue
+            job.written = answer
+            if job.outcome and answer == job.ends_at:
+                self._on_ended(job)
+            elif job.unwritten:
+                self.mark([job])

@@ -6,6 +6,7 @@ import os
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from millstream.shared.cancellation import cancel_until_done
@@ -112,7 +113,7 @@ class Worker:
                 return 0
             checking.result()
             claims = await stack.enter_async_context(
-                open_redis(self._settings.redis_url, pool_size=1, retries=0)
+                open_redis(self._settings.redis_url, pool_size=2, retries=0)
             )
             await self._work(
                 Scripts(client, self._calls), Scripts(claims, self._calls), lease, self._info
@@ -170,6 +171,13 @@ class Worker:
             for shard, clock in enumerate(lease.clocks)
         ]
 
+        def on_unwritten(jobs: Sequence[Job]) -> None:
+            if len(publishers) == 1:
+                publishers[0].mark(jobs)
+                return
+            for job in jobs:
+                publishers[job.shard].mark([job])
+
         def on_engine_error(job: Job, reason: str) -> None:
             self._give_back(scripts, consumer, job, reason)
 
@@ -179,7 +187,7 @@ class Worker:
             self._filters,
             self.metrics,
             self._traces,
-            on_unwritten=lambda job: publishers[job.shard].mark(job),
+            on_unwritten=on_unwritten,
             on_engine_error=on_engine_error,
             on_room=lambda: consumer.ring(sweep=False),
         )

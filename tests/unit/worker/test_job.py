@@ -5,14 +5,17 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.schemas import EarlyStop, Message, SamplingParams, TaskRequest
 from millstream.shared.steps import Claim
+from millstream.worker import token_events
 from millstream.worker.engines.base import TokenLogprobs
 from millstream.worker.engines.fake_script import FakeTokenizer
 from millstream.worker.job import Job, Limits
+from millstream.worker.token_events import TokenEvents
 
 TOKENIZER = FakeTokenizer()
 PROMPT = TOKENIZER.encode("hello there")
@@ -87,6 +90,34 @@ def test_every_resume_point_gives_the_undisturbed_events() -> None:
         second.written = 0
         assert second.row(100).events == expected.events
         assert second.row(100).detail == expected.detail
+
+
+@given(
+    pieces=st.lists(st.sampled_from([b"he", b" ", b"", b"\xf0\x9f", b"\x98", b"\x80", b"\xff"])),
+    inherited=st.integers(0, 9),
+    stop=st.sampled_from([(), ("e ",)]),
+)
+def test_remembered_events_are_those_that_would_be_made(
+    pieces: list[bytes], inherited: int, stop: tuple[str, ...]
+) -> None:
+    remembered = TokenEvents(TOKENIZER.text_bytes)
+    works = [job(stop=stop), job(stop=stop)]
+    for work, events in zip(works, (None, remembered), strict=True):
+        work.begin(PROMPT, TOKENIZER, LIMITS, None, events)
+        work.advance([token(piece) for piece in pieces[:inherited]], None)
+        for piece in pieces[inherited:]:  # as steps bring them
+            work.advance([token(piece)], None)
+        work.advance([], "stop")
+    assert works[0].row(100) == works[1].row(100)
+    assert not (stop and remembered)
+
+
+def test_a_memory_of_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_events, "MOST", 3)
+    remembered = TokenEvents(TOKENIZER.text_bytes)
+    for number in range(10):
+        assert remembered[token(str(number))] == (str(token(str(number))), f'"{number}"')
+        assert len(remembered) <= 3
 
 
 def test_a_stop_string_across_tokens_ends_it_there() -> None:

@@ -21,26 +21,21 @@ def test_tokens_of_jobs_in_step_are_counted_together() -> None:
     metrics = WorkerMetrics()
     one, other = job_of("t0-a"), job_of("t0-b")
     for now, jobs in ((101, [one]), (102, [one, other]), (103, [one, other]), (107, [one])):
-        for job in jobs:
-            metrics.got(job, 1, now)
-        metrics.stepped(len(jobs), now)
+        metrics.stepped([(job, 1) for job in jobs], now)
     assert metrics.generated_tokens == 6
     # one: 1, 1, 4 s; other: 1 s
     assert (metrics.between_tokens.count, metrics.between_tokens.sum) == (4, 7.0)
     assert (metrics.batch.count, metrics.batch.sum) == (4, 6)
     assert metrics.prefill.sum == metrics.first_token.sum == 1 + 2
-    metrics.got(other, 1, 110)  # after a step without it
-    metrics.stepped(1, 110)
+    metrics.stepped([(other, 1)], 110)  # after a step without it
     assert (metrics.between_tokens.count, metrics.between_tokens.sum) == (5, 14.0)
 
 
 def test_several_tokens_of_a_step_share_its_time() -> None:
     metrics = WorkerMetrics()
     job = job_of()
-    metrics.got(job, 3, 101)
-    metrics.stepped(1, 101)
-    metrics.got(job, 4, 103)
-    metrics.stepped(1, 103)
+    metrics.stepped([(job, 3)], 101)
+    metrics.stepped([(job, 4)], 103)
     assert metrics.generated_tokens == 7
     assert metrics.between_tokens.count == 6
     assert dict(metrics.between_tokens.buckets())[0.5] == 6
@@ -62,7 +57,7 @@ def test_a_loss_is_told_apart_from_a_drain_and_from_an_engines_fault() -> None:
 
 def test_the_first_token_of_a_task_is_waited_for_once() -> None:
     metrics = WorkerMetrics()
-    metrics.got(job_of(age_s=0.5), 1, 101)
-    metrics.got(job_of(attempt=2, log=4, age_s=30.0), 1, 102)
+    metrics.stepped([(job_of(age_s=0.5), 1)], 101)
+    metrics.stepped([(job_of(attempt=2, log=4, age_s=30.0), 1)], 102)
     assert (metrics.first_token.count, metrics.first_token.sum) == (1, 1.5)
     assert (metrics.prefill.count, metrics.prefill.sum) == (2, 3.0)
