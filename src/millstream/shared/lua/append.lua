@@ -8,6 +8,8 @@
 --    -1 it is not this attempt's to write, -2 it has ended, -3 there is no such task
 -- An event the log has already is skipped if it is the same; one that would leave a gap is not
 -- written, and the answer tells the worker from where to send again.
+-- This is what a store does most, for each token: nothing is asked that few tokens need, and a row is
+-- made with all it will hold, for a table that grows is made anew (docs/performance.md, The store).
 local me, result_ttl_s = ARGV[1], tonumber(ARGV[2])
 
 -- Whether a task whose answer belongs to a connection has lost it: its pod died, nobody came back.
@@ -18,34 +20,26 @@ local function orphaned(key, orphan_ms)
   return since and now - since >= orphan_ms
 end
 
-local function token_count(ids)
-  if ids == '' then return 0 end
-  if not string.find(ids, ',', 1, true) then return 1 end -- nearly always, and quicker
-  return 1 + select(2, string.gsub(ids, ',', ''))
-end
-
 -- -> what the row is answered
 local function write(row)
   local id, attempt, prompt, first, outcome = row[1], row[2], row[3], row[4], row[5]
-  local key = task_key(id)
+  local key, log = task_key(id), log_key(id)
   local state, owner, worker, seq, tokens, followers, orphan_ms, prompt_tokens, paid = unpack(
-    redis.call('HMGET', key, 'state', 'attempt', 'worker', 'seq', 'tokens', 'followers',
-      'orphan_ms', 'prompt_tokens', 'paid'))
+    redis.call('HMGET', key, 'state', 'attempt', 'worker', 'seq', 'tokens', 'followers', 'orphan_ms',
+      'prompt_tokens', 'paid'))
   if not state then return -3 end
+  owner, seq, tokens = owner + 0, seq + 0, tokens + 0
   local unfinished = state == 'running' or state == 'queued'
-  local ahead = unfinished and attempt > tonumber(owner)
+  local ahead = unfinished and attempt > owner
   if (ahead or outcome ~= '') and clear_broken(id) then return -3 end
   if ahead then
     take_back(id, int(attempt), me)
     return 0 -- all of it again: what is there is compared
   end
-  if attempt ~= tonumber(owner) or (unfinished and (worker or '') ~= '' and worker ~= me) then
-    return -1
-  end
+  if attempt ~= owner or (unfinished and (worker or '') ~= '' and worker ~= me) then return -1 end
   if state ~= 'running' then return -2 end
 
-  seq, tokens = tonumber(seq), tonumber(tokens)
-  local log, message, size = log_key(id), {id, seq + 1}, 2
+  local message
   local last = first - 1
   for part = 7, #row, 2 do
     last = last + 1
@@ -55,15 +49,23 @@ local function write(row)
     elseif last == seq + 1 then
       redis.call('XADD', log, last, 'k', 't', 'a', attempt, 'i', ids, 'd', data)
       seq = last
-      tokens = tokens + token_count(ids)
-      message[size + 1], message[size + 2], message[size + 3] = 't', ids, data
-      size = size + 3
+      if string.find(ids, ',', 1, true) then
+        tokens = tokens + 1 + select(2, string.gsub(ids, ',', ''))
+      elseif ids ~= '' then
+        tokens = tokens + 1
+      end
+      if message then
+        local size = #message
+        message[size + 1], message[size + 2], message[size + 3] = 't', ids, data
+      else
+        message = {id, seq, 't', ids, data}
+      end
     end
   end
   if not prompt_tokens then redis.call('HSET', key, 'prompt_tokens', prompt) end
-  if size > 2 then
+  if message then
     redis.call('HSET', key, 'seq', seq, 'tokens', tokens)
-    local due = cost_of(prompt, tokens) - tonumber(paid or 0)
+    local due = cost_of(prompt, tokens) - (paid or 0)
     if due > 0 then pay_ahead(id, read_task(id), due) end
     if message[2] == 1 then redis.call('EXPIRE', log, redis.call('TTL', key)) end
     post(followers, message)

@@ -72,15 +72,22 @@ local function ring(model, word, except)
   end
 end
 
--- Rows for the pods that follow a task; sent once per pod, whatever the number of tasks.
-local outbox = {}
+-- Rows for the pods that follow a task; sent once per pod, whatever the number of tasks. Most tasks
+-- have the same followers, whose names are read once.
+local outbox, boxes = {}, {}
 local function post(followers, row)
-  for pod in string.gmatch(followers or '', '%S+') do
-    local rows = outbox[pod]
-    if not rows then
-      rows = {}
-      outbox[pod] = rows
+  followers = followers or ''
+  local theirs = boxes[followers]
+  if not theirs then
+    theirs = {}
+    for pod in string.gmatch(followers, '%S+') do
+      outbox[pod] = outbox[pod] or {}
+      theirs[#theirs + 1] = outbox[pod]
     end
+    boxes[followers] = theirs
+  end
+  for at = 1, #theirs do
+    local rows = theirs[at]
     rows[#rows + 1] = row
   end
 end
