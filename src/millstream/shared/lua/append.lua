@@ -85,7 +85,7 @@ local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
   local done, answer = pcall(write, row)
   if not done then -- looking first would be two commands more for each row
-    if not clear_broken(row[1]) then error(answer) end
+    if not clear_broken(row[1]) then return redis.error_reply(answer) end
     answer = -3
   end
   answers[at] = answer

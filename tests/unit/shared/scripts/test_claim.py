@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from redis.exceptions import ResponseError
 from tests.support.script_bench import LEASE_S, SHARD, Bench, row
 
 from millstream.shared.keys import Keys
@@ -119,6 +120,16 @@ async def test_nothing_is_written_to_a_task_with_an_overwritten_key(bench: Bench
     for claim in claims:
         names = SHARD.task(claim.task_id), SHARD.log(claim.task_id)
         assert not await bench.client.exists(*names)
+
+
+async def test_what_is_no_fault_of_a_task_fails_the_call_by_its_name(bench: Bench) -> None:
+    await bench.task()
+    (claim,) = await bench.claim("w")
+    await bench.client.delete(SHARD.queue("m"))
+    await bench.client.set(SHARD.queue("m"), "x")
+    with pytest.raises(ResponseError, match=r"^WRONGTYPE"):
+        await bench.append(row(claim, 1, "a", outcome="completed", detail="stop"))
+    assert await bench.client.exists(SHARD.task(claim.task_id))
 
 
 async def test_a_lost_answer_to_a_claim_is_recovered_under_its_attempt(bench: Bench) -> None:
