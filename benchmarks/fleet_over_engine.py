@@ -1,12 +1,14 @@
-"""Tokens/s and TTFT of the fleet over HTTP, against the same engine in this process.
+"""Tokens/s, TTFT and ITL over HTTP: the fleet and its peers, against the engine by itself.
 
-    python -m benchmarks.fleet_over_engine [--url http://127.0.0.1:8000] [--json FILE]
+    python -m benchmarks.fleet_over_engine [--streams 1 4 16 32] [--no-peers] [--json FILE]
 
-A pod and a worker with the bundled model, of its own, or an idle fleet that serves it. Both do the
-same work in turns (greedy, the same prompts, the same number of new tokens); medians over the
-rounds and their ratio. While one works the other is idle, but both are loaded: leave room for two
-copies of the model. `others_percent` is what pod, store and clients take of the cores: where an
-engine keeps all of them busy, it is what the ratio cannot but lack.
+A pod and a worker with the bundled model, of its own, or an idle fleet that serves it (`--url`);
+`transformers serve`, and the tutorials' app, with the same weights; and the fleet's engine in this
+process, without HTTP. All do the same work in turns (greedy, the same prompts, the same number of
+new tokens); medians over the rounds, and tokens/s over those of the engine by itself in the same
+round. While one works the others are idle, but loaded: leave room for four copies of the model.
+`others_percent` is what pod, store and clients take of the cores: where an engine keeps all of them
+busy, it is what the ratio cannot but lack.
 """
 
 import argparse
@@ -14,109 +16,73 @@ import asyncio
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.support.alone import PROMPTS, Alone
 from benchmarks.support.asker import Asker, asker
 from benchmarks.support.crowd import post
 from benchmarks.support.processes import cpu_s
 from benchmarks.support.report import Row, finish
+from benchmarks.support.servers import SERVERS, serving
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
 
-from millstream.shared.schemas import Message
-from millstream.worker.engines.base import EngineSettings, GenerationRequest, StepOutput
-from millstream.worker.engines.registry import create_engine
+from millstream.worker.engines.conversions import find_conversion
+from millstream.worker.engines.model_source import bundled_file
 
 LOAD_S = 120.0
-PROMPTS = [f"Write a long story about miller number {number}." for number in range(64)]
+ALONE = "the engine alone"
 
 
 @dataclass
 class Run:
-    """One round: tokens/s over all streams, and the median time to the first token in ms."""
+    """One round: tokens/s over all streams, medians of the first wait and of those after it."""
 
     tokens_per_s: float
     ttft_ms: float
-    others_percent: float = 0.0
+    itl_ms: float
+    others_percent: float | None = None
     """Of all cores' time, what pod, store and clients took."""
 
 
-class InProcess:
-    """The engine by itself."""
+@dataclass
+class Contestant:
+    """Who takes part: how many streams at most, and how it does a round of (streams, tokens)."""
 
-    def __init__(self) -> None:
-        self.engine = create_engine(
-            "transformers", EngineSettings(model="bundled", source="bundled")
-        )
-        self.count: dict[str, int] = {}
-        self.first: dict[str, float] = {}
-        self.left: set[str] = set()
-        self.done = asyncio.Event()
-        self.number = 0
-
-    def on_step(self, outputs: list[StepOutput]) -> None:
-        """Count what a step brought."""
-        now = time.perf_counter()
-        for output in outputs:
-            if output.token_ids:
-                self.first.setdefault(output.request_id, now)
-                self.count[output.request_id] = self.count.get(output.request_id, 0) + len(
-                    output.token_ids
-                )
-            if output.finish:
-                self.left.discard(output.request_id)
-        if not self.left:
-            self.done.set()
-
-    async def run(self, streams: int, tokens: int) -> Run:
-        """One round."""
-        requests = []
-        for prompt in PROMPTS[:streams]:
-            self.number += 1
-            ids = self.engine.tokenizer.encode_chat([Message("user", prompt)])
-            requests.append(
-                GenerationRequest(
-                    request_id=str(self.number),
-                    token_ids=ids,
-                    prompt_length=len(ids),
-                    max_new_tokens=tokens,
-                    seed=None,
-                    fallback_seed=0,
-                    temperature=0.0,
-                )
-            )
-        self.count, self.first = {}, {}
-        self.left = {request.request_id for request in requests}
-        self.done.clear()
-        began = time.perf_counter()
-        for request in requests:
-            self.engine.submit(request)
-        await self.done.wait()
-        took = time.perf_counter() - began
-        ttft = statistics.median(at - began for at in self.first.values())
-        return Run(sum(self.count.values()) / took, 1000 * ttft)
+    name: str
+    most_streams: int
+    round: Callable[[int, int], Awaitable[Run]]
 
 
-class Fleet:
-    """A pod, a store and a worker with the bundled model, or a server that has one."""
+class Server:
+    """What answers over HTTP.
 
-    def __init__(self, url: str, pids: Sequence[int] = ()) -> None:
-        self.address = urlsplit(url)
-        self.pids = pids
-        """Of the processes whose CPU is missing where the engine is."""
+    Args:
+        url: Where.
+        model: What it calls the model.
+        pids: The processes whose CPU is missing where the engine is.
+    """
 
-    async def run(self, clients: Asker, streams: int, tokens: int) -> Run:
-        """One round over HTTP."""
+    def __init__(
+        self, clients: Asker, url: str, *, model: str = "bundled", pids: Sequence[int] = ()
+    ) -> None:
+        self._clients = clients
+        self._address = urlsplit(url)
+        self._model = model
+        self._pids = pids
+
+    async def round(self, streams: int, tokens: int) -> Run:
+        """All at once, to their ends."""
         requests = [
             post(
                 "/v1/chat/completions",
                 {
-                    "model": "bundled",
+                    "model": self._model,
                     "messages": [{"role": "user", "content": prompt}],
                     "max_tokens": tokens,
                     "temperature": 0,
@@ -126,63 +92,92 @@ class Fleet:
             )
             for prompt in PROMPTS[:streams]
         ]
-        before = sum(map(cpu_s, self.pids))
-        answer = await clients.ask(
-            self.address.hostname or "127.0.0.1", self.address.port or 80, requests
+        before = sum(map(cpu_s, self._pids))
+        answer = await self._clients.ask(
+            self._address.hostname or "127.0.0.1", self._address.port or 80, requests
         )
-        spent = sum(map(cpu_s, self.pids)) - before + answer.cpu_s
+        spent = sum(map(cpu_s, self._pids)) - before + answer.cpu_s
+        first = statistics.median(answer.first_s)
         return Run(
             answer.tokens / answer.took_s,
-            1000 * statistics.median(answer.first_s),
-            100 * spent / (answer.took_s * (os.cpu_count() or 1)),
+            1000 * first,
+            1000 * (answer.took_s - first) / max(1, answer.tokens / streams - 1),
+            100 * spent / (answer.took_s * (os.cpu_count() or 1)) if self._pids else None,
         )
 
 
 @asynccontextmanager
-async def fleet(url: str | None) -> AsyncGenerator[Fleet]:
+async def fleet(clients: Asker, options: argparse.Namespace) -> AsyncGenerator[Server]:
     """That one, or one that is started and ended here."""
-    if url is not None:
-        yield Fleet(url)
+    if options.url is not None:
+        yield Server(clients, options.url)
         return
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store")
         settings = {"engine": "transformers", "model": "bundled", "model_source": "bundled"}
+        settings |= {"dtype": options.dtype}
         try:
             async with LocalFleet(store.url, Path(folder), lease_s=10, **settings) as started:
                 pod, _ = await asyncio.gather(started.api(), started.worker(within_s=LOAD_S))
-                yield Fleet(pod.url, [pod.pid, store.popen.pid])
+                yield Server(clients, pod.url, pids=[pod.pid, store.popen.pid])
         finally:
             store.end()
 
 
+@asynccontextmanager
+async def contestants(options: argparse.Namespace) -> AsyncGenerator[list[Contestant]]:
+    """All of them, started one after the other; the first is who the others are compared with."""
+    async with AsyncExitStack() as stack:
+        alone = await stack.enter_async_context(Alone(dtype=options.dtype))
+
+        async def by_itself(streams: int, tokens: int) -> Run:
+            told = await alone.stories(streams, tokens)
+            return Run(told.tokens_per_s, told.ttft_ms, told.itl_ms)
+
+        clients = await stack.enter_async_context(asker())
+        ours = await stack.enter_async_context(fleet(clients, options))
+        found = [Contestant(ALONE, 64, by_itself), Contestant("millstream", 64, ours.round)]
+        _, dtype, *_ = alone.numerics.split("/")
+        folder = find_conversion(bundled_file(), dtype=dtype, version=version("transformers"))
+        for server in SERVERS if options.peers and folder is not None else ():
+            process = stack.enter_context(serving(server, folder, dtype))
+            peer = Server(clients, f"http://127.0.0.1:{process.port}", model=str(folder))
+            found.append(Contestant(server.name, server.most_streams, peer.round))
+        yield found
+
+
 async def run(options: argparse.Namespace) -> list[Row]:
-    """Both in turns, for each number of streams."""
-    local = InProcess()
+    """All in turns, for each number of streams."""
     rows: list[Row] = []
-    async with fleet(options.url) as served, asker() as clients:
-        await local.engine.start(local.on_step)
+    async with contestants(options) as all_of_them:
         for streams in options.streams:
-            await local.run(streams, 4)
-            await served.run(clients, streams, 4)
-            pairs = [
-                (
-                    await local.run(streams, options.tokens),
-                    await served.run(clients, streams, options.tokens),
-                )
+            taking_part = [one for one in all_of_them if streams <= one.most_streams]
+            for one in taking_part:
+                await one.round(streams, 4)
+            rounds = [
+                {one.name: await one.round(streams, options.tokens) for one in taking_part}
                 for _ in range(options.rounds)
             ]
-            alone, over = zip(*pairs, strict=True)
-            figures = {
-                "alone_tokens_per_s": statistics.median(one.tokens_per_s for one in alone),
-                "alone_ttft_ms": statistics.median(one.ttft_ms for one in alone),
-                "fleet_tokens_per_s": statistics.median(one.tokens_per_s for one in over),
-                "fleet_ttft_ms": statistics.median(one.ttft_ms for one in over),
-                "ratio": statistics.median(b.tokens_per_s / a.tokens_per_s for a, b in pairs),
-                "others_percent": statistics.median(one.others_percent for one in over),
-            }
-            rows.append(Row("millstream", f"{streams} streams", figures))
-        await local.engine.stop()
+            rows += [
+                Row(one.name, f"{streams} streams", _figures(one.name, rounds))
+                for one in taking_part
+            ]
     return rows
+
+
+def _figures(name: str, rounds: Sequence[dict[str, Run]]) -> dict[str, float]:
+    """Medians of one contestant's rounds, and of their ratios."""
+    own = [asdict(each[name]) for each in rounds]
+    figures = {
+        figure: statistics.median(one[figure] for one in own)
+        for figure, value in own[0].items()
+        if value is not None
+    }
+    if name != ALONE:
+        figures["ratio"] = statistics.median(
+            each[name].tokens_per_s / each[ALONE].tokens_per_s for each in rounds
+        )
+    return figures
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -191,7 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--url", default=None, help="of a fleet that runs already")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--streams", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16, 32])
+    parser.add_argument("--dtype", default="auto", help="as MILLSTREAM_DTYPE")
+    parser.add_argument("--no-peers", dest="peers", action="store_false", help="ours alone")
     parser.add_argument("--json", default=None, help="a file for the figures")
     options = parser.parse_args(arguments)
     return finish("fleet_over_engine", asyncio.run(run(options)), json_to=options.json)
