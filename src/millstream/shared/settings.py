@@ -66,8 +66,10 @@ class Settings(BaseSettings):
         default="transformers", description="`transformers`, or `fake` for tests and load."
     )
     device: str = Field(default="auto", description="`auto` (cuda, then mps, then cpu) or a name.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="`auto` is float32 on a CPU and bfloat16 on a GPU."
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        default="auto",
+        description="`auto` is float32 on a CPU and bfloat16 on a GPU; `int8` is for weights on a "
+        "CPU.",
     )
     trust_remote_code: bool = Field(
         default=False, description="Whether a model's own code from the hub may run."

@@ -13,6 +13,7 @@ from millstream.worker.engines.base import EngineSettings
 from millstream.worker.engines.model_source import find_source
 from millstream.worker.engines.transformers_batching import flash_version
 from millstream.worker.engines.transformers_gguf import read_config
+from millstream.worker.engines.transformers_int8 import can_quantize, quantized_bytes
 from millstream.worker.engines.transformers_source import (
     choose_device,
     choose_dtype,
@@ -30,6 +31,8 @@ class Forecast:
     threads: int | None
     """On a CPU."""
     threads_from: str
+    int8: bool
+    """Whether `int8` could be had here."""
     weights: int
     free: int
     """Memory that nobody has taken yet, on the device."""
@@ -54,7 +57,11 @@ def forecast(settings: EngineSettings) -> Forecast | None:
         return None
     config = model.config.get_text_config()
     threads, threads_from = memory.choose_threads() if device.type == "cpu" else (None, "")
-    weights = sum(tensor.nbytes for tensor in model.parameters())
+    weights = (
+        quantized_bytes(model)
+        if settings.dtype == "int8"
+        else sum(tensor.nbytes for tensor in model.parameters())
+    )
     free = memory.free_memory(device)
     cache = None
     if weights < free:
@@ -69,9 +76,10 @@ def forecast(settings: EngineSettings) -> Forecast | None:
         )
     return Forecast(
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=settings.dtype if settings.dtype == "int8" else str(dtype).removeprefix("torch."),
         threads=threads,
         threads_from=threads_from,
+        int8=device.type == "cpu" and can_quantize(),
         weights=weights,
         free=free,
         cache=cache,

@@ -16,6 +16,7 @@ from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
 from millstream.worker.engines.model_source import find_source
 from millstream.worker.engines.transformers_gguf import unpacked
+from millstream.worker.engines.transformers_int8 import is_quantized, quantize_linears
 from millstream.worker.engines.transformers_linear import is_packed, pack_linears
 from millstream.worker.engines.transformers_memory import choose_threads
 
@@ -35,6 +36,7 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.float32,  # but for the weights of linear layers
 }
 
 
@@ -69,7 +71,10 @@ def load_model(settings: EngineSettings) -> LoadedModel:
         model, tokenizer = explained(
             settings.source, lambda: _load(str(path), dtype, device, options)
         )
-    pack_linears(model)
+    if settings.dtype == "int8":
+        quantize_linears(model)
+    else:
+        pack_linears(model)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -98,8 +103,10 @@ def _folder(settings: EngineSettings, dtype: torch.dtype) -> Iterator[Path | str
 
 def describe_numerics(model: PreTrainedModel) -> str:
     """Name what a model's numbers depend on, such as `cpu/float32/sdpa+onednn/torch-2.13.0`."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    kernels = str(model.config._attn_implementation) + ("+onednn" if is_packed(model) else "")
+    quantized = is_quantized(model)
+    dtype = "int8" if quantized else str(model.dtype).removeprefix("torch.")
+    packed = quantized or is_packed(model)
+    kernels = str(model.config._attn_implementation) + ("+onednn" if packed else "")
     return f"{model.device.type}/{dtype}/{kernels}/torch-{torch.__version__.partition('+')[0]}"
 
 
@@ -127,10 +134,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32, in which a text goes on alike on any worker; on cuda half of that.
+    """What values and cache are in; weights too, except of `int8`.
+
+    `auto` is float32, in which a text goes on alike on any worker; on cuda half of that.
 
     Raises:
-        SettingsError: there is no such dtype.
+        SettingsError: there is no such dtype, or not on this device.
     """
     if name == "auto":
         if device.type != "cuda":
@@ -139,6 +148,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if supported else torch.float16
     if name not in _DTYPES:
         raise SettingsError(f"MILLSTREAM_DTYPE={name!r}: choose auto, {', '.join(_DTYPES)}.")
+    if name == "int8" and device.type != "cpu":
+        raise SettingsError("MILLSTREAM_DTYPE='int8' is for CPUs; choose auto.")
     return _DTYPES[name]
 
 
