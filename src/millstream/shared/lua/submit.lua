@@ -23,8 +23,6 @@ if KEYS[3] then
     return {seen[2] == ARGV[7] and 'known' or 'conflict', seen[1]}
   end
 end
--- Its pod has given up on it and told so: this comes too late, and nobody hears the answer.
-if redis.call('EXISTS', tomb_key(id)) == 1 then return {'full', 0} end
 local class = class_of(ARGV[13])
 local task = {
   model = model, caller = caller, priority = class, weight = ARGV[14], followers = ARGV[18],
@@ -102,6 +100,8 @@ if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
   task = read_task(id)
   return accepted(redis.call('ZSCORE', line_key(model), standing(id, task)) and position() or 0)
 end
+-- Its pod has given up on it and told so: this comes too late, and nobody hears the answer.
+if redis.call('EXISTS', tomb_key(id)) == 1 then return {'full', 0} end
 local waiting = redis.call('ZCARD', line_key(model))
 if waiting + count > tonumber(ARGV[5]) then
   return {'full', ARGV[16] == '1' and promise_ms(running) or 0}

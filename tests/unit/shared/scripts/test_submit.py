@@ -44,6 +44,13 @@ async def test_submit_sent_twice_makes_one_task(bench: Bench) -> None:
     assert isinstance(await bench.submit(task_id=task_id), Submitted)
     assert isinstance(await bench.submit(task_id=task_id), Submitted)
     assert await bench.queue_length() == 1
+    (claim,) = await bench.claim("w1")
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+    late = await bench.submit(task_id=task_id)  # its first answer was lost for as long as it ran
+    assert isinstance(late, Submitted)
+    assert late.position == 0
+    assert [event.seq for event in await bench.log(task_id)] == [1, 2]
+    assert await bench.queue_length() == 0
 
 
 async def test_the_queue_bound_counts_the_waiting_alone(bench: Bench) -> None:
