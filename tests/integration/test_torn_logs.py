@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support import sse
 from tests.support.faults import held, submit, written
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read
@@ -125,4 +126,38 @@ async def test_a_task_whose_request_is_gone_fails_alone(fleet: LocalFleet) -> No
             assert (end.event, end.json["error"]["code"]) == ("failed", "internal_error")
         assert len(await read(http, await submit(http, held(tokens=3)))) == 4
         assert second.popen.poll() is None
+    await fleet.quiet()
+
+
+async def test_foreign_entries_of_an_ended_log_are_passed_over(fleet: LocalFleet) -> None:
+    await fleet.api()
+    await fleet.worker()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=20) as http:
+        task_id = await submit(http, held(tokens=3))
+        frames = await read(http, task_id)
+        whole = (await http.get(f"/tasks/{task_id}")).json()
+        await fleet.redis.xadd(Keys(0).log(task_id), {"q": "x"})
+        assert (await http.get(f"/tasks/{task_id}")).json() == whole
+        assert await read(http, task_id) == frames
+    await fleet.quiet()
+
+
+async def test_a_foreign_entry_ahead_ends_its_task_alone(fleet: LocalFleet) -> None:
+    await fleet.api()
+    worker = await fleet.worker()
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=20) as http:
+        prompt = '@fake {"tokens": 60, "rate": 20}'
+        expected = await read(http, await submit(http, prompt))
+        victim, *others = [await submit(http, prompt) for _ in range(3)]
+
+        async def writes() -> bool:
+            return int((await fleet.scripts.task_fields(Keys(0), victim))["seq"]) >= 10
+
+        await eventually(writes)
+        event = {"k": "t", "a": "1", "i": "5", "d": '"x"'}
+        await fleet.redis.xadd(Keys(0).log(victim), event, id="500-0")
+        for task_id in others:
+            assert sse.native_text(await read(http, task_id)) == sse.native_text(expected)
+        assert code_of(await http.get(f"/tasks/{victim}")) == (404, "task_not_found")
+        assert "append was refused" not in worker.text()
     await fleet.quiet()

@@ -129,7 +129,7 @@ def install_error_handlers(app: FastAPI, counts: RequestCounts) -> None:
             status=500,
             code="internal_error",
         )
-        return JSONResponse(body, 500)
+        return JSONResponse(body, 500, {"Connection": "close"})  # the server closes it
 
     app.add_exception_handler(errors.MillstreamError, on_millstream_error)
     app.add_exception_handler(HTTPException, on_http_error)

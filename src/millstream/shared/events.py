@@ -111,6 +111,7 @@ class _Detailed(msgspec.Struct):
     logprobs: msgspec.Raw
 
 
+_FIELDS = frozenset({b"k", b"i", b"d"})
 _UNICODE_BREAKS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"), ("\x85", "\\u0085"))
 _text_decoder = msgspec.json.Decoder(str)
 _detailed_decoder = msgspec.json.Decoder(_Detailed)
@@ -148,12 +149,17 @@ def error_data(message: str, *, code: str, param: str | None = None, kind: str) 
 
 
 def decode_log(entries: Sequence[Sequence[Any]]) -> list[Event]:
-    """Read entries as XRANGE or a script returns them: `[id, [field, value, …]]`, all bytes."""
+    """Read entries as XRANGE or a script returns them: `[id, [field, value, …]]`, all bytes.
+
+    What somebody else has put between them is passed over.
+    """
     events: list[Event] = []
     for entry_id, fields in entries:
         seq = int(entry_id[: entry_id.index(b"-")])
         named = dict(zip(fields[::2], fields[1::2], strict=True))
-        events.append(Event(seq, named[b"k"].decode(), named[b"i"].decode(), named[b"d"].decode()))
+        if named.keys() >= _FIELDS:
+            kind, ids, data = (named[name].decode() for name in (b"k", b"i", b"d"))
+            events.append(Event(seq, kind, ids, data))
     return events
 
 

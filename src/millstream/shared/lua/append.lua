@@ -81,11 +81,20 @@ local function write(row)
   return seq
 end
 
+-- Whether somebody else has written into the log, after its last event: then nobody can go on with
+-- it, and the task is gone like one whose keys have another type.
+local function clear_foreign(id)
+  local last = redis.call('XREVRANGE', log_key(id), '+', '-', 'COUNT', 1)[1]
+  local seq = redis.call('HGET', task_key(id), 'seq')
+  if not last or not seq or tonumber(string.match(last[1], '^%d+')) <= tonumber(seq) then return false end
+  return redis.call('DEL', task_key(id), log_key(id)) > 0
+end
+
 local answers = {}
 for at, row in ipairs(cmsgpack.unpack(ARGV[3])) do
   local done, answer = pcall(write, row)
   if not done then -- looking first would be two commands more for each row
-    if not clear_broken(row[1]) then return redis.error_reply(answer) end
+    if not clear_broken(row[1]) and not clear_foreign(row[1]) then return redis.error_reply(answer) end
     answer = -3
   end
   answers[at] = answer
