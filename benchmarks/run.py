@@ -22,7 +22,7 @@ FOLDER = ROOT / "build" / "bench"
 # Each ends on its own before; this only bounds what a fault in one would cost the others.
 MOST_S = {True: 110, False: 600}
 FULL = {
-    "relay": ["--rounds", "3", "--seconds", "2"],
+    "relay": ["--rounds", "2", "--seconds", "2"],
     "ttft": [],
     "gaps": [],
     "worker_cost": [],
