@@ -35,6 +35,17 @@ async def test_waiting_tasks_are_told_their_place(fleet: LocalFleet) -> None:
         assert (await http.get(f"/tasks/{first}")).json()["status"] == "completed"
 
 
+async def test_a_refused_stream_does_not_count_as_open(fleet: LocalFleet) -> None:
+    pod = await fleet.api(model="fake", max_queue=0)
+    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        assert (await http.post("/v1/chat/completions", json=body)).status_code == 503
+        gauges = (await http.get("/metrics")).text.splitlines()
+        assert [line for line in gauges if line.startswith("millstream_streams_open")] == [
+            "millstream_streams_open 0.0"
+        ]
+
+
 async def test_who_is_far_back_is_told_later(fleet: LocalFleet) -> None:
     pod = await fleet.api(model="fake")
     async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:

@@ -272,7 +272,7 @@ class Admission:
         most, count = self._settings.max_queue, self._settings.shards
         task_ids = [new_task_id(shard) for _ in bodies]
         try:
-            return await self._scripts.submit(
+            answer = await self._scripts.submit(
                 Keys(shard),
                 task_id=task_ids[0],
                 request=bodies[0],
@@ -286,6 +286,9 @@ class Admission:
             if task["idempotency_key"] is None:  # else who sends it again finds it
                 self._withdrawals.add(task_ids, task["caller"])
             raise
+        if not isinstance(answer, Submitted) or answer.known:
+            self._feed.dismiss(task_ids)
+        return answer
 
     def _check(self, requests: Sequence[TaskRequest]) -> None:
         settings = self._settings

@@ -257,6 +257,13 @@ class Feed:
             reader.end_catch_up(1)
         return self.pod_id
 
+    def dismiss(self, task_ids: Sequence[str]) -> None:
+        """These were not made: nobody follows them, so nobody need be told that they were left."""
+        for task_id in task_ids:
+            if reader := self._expected.pop(task_id, None):
+                self._close(reader)
+                self._left.discard(task_id)
+
     def _open(self, task_id: str) -> Reader:
         reader = Reader(task_id)
         self._readers.setdefault(task_id, set()).add(reader)

@@ -167,6 +167,17 @@ async def test_what_comes_before_its_owner_waits_for_it(listening: Feed, scripts
         assert late.behind
 
 
+async def test_what_was_not_made_is_nobodys(listening: Feed) -> None:
+    task_ids = [new_task_id(0), new_task_id(0)]
+    listening.expect(task_ids)
+    assert listening.streams == 2
+    listening.dismiss(task_ids)
+    assert listening.streams == 0
+    assert not listening._left
+    with listening.reading(task_ids[0], expected=True) as reader:
+        assert reader.behind
+
+
 async def test_a_deaf_feed_expects_nothing(feed: Feed) -> None:
     assert feed.expect(["t0-x"]) == ""
     with feed.reading("t0-x", expected=True) as reader:
