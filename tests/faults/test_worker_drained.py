@@ -22,6 +22,9 @@ from tests.support.faults import (
 )
 from tests.support.local_fleet import LocalFleet
 from tests.support.redis_servers import on_primaries
+from tests.support.store import Store
+
+from millstream.fleet.chaos.link import Link
 
 PREFILL_S = 3.0
 RUNNING, TOKENS = 6, 40
@@ -63,6 +66,23 @@ async def test_sigterm_hands_eight_tasks_over_at_once(fleet: LocalFleet, fault: 
         assert max(fault.gaps_s) < 2
         assert (await http.get(f"/tasks/{late}")).json()["worker"] == second_id
     await fleet.quiet()
+
+
+async def test_a_lease_that_is_renewed_beside_a_hand_over_is_no_loss(
+    store: Store, frail: LocalFleet
+) -> None:
+    """The renewal comes after the hand-over, and is told that the task is another's."""
+    async with Link(store.connect) as link:
+        api, first = await asyncio.gather(frail.api(), frail.worker(redis_url=link.url, lease_s=1))
+        async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+            task_id = await submit(http, held(20, tokens=TOKENS))
+            await written(frail, {task_id: 20})
+            link.slow_down(0.3)  # each way, and leases of 1 s are renewed every 0.33 s
+            first.signal(signal.SIGTERM)
+            assert await first.ended() == 0
+            assert (await http.post(f"/tasks/{task_id}/stop")).json()["status"] == "cancelled"
+    assert "handed 1 tasks over" in first.text()
+    assert "moved on" not in first.text()
 
 
 @pytest.mark.fault("F3 worker killed while it drains", bar_s=KILL_BAR_S)

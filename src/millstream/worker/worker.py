@@ -78,6 +78,8 @@ class Worker:
         self._publishers: list[Publisher] = []
         """One per shard."""
         self._stale_refused = 0
+        self._releasing: set[str] = set()
+        """Requests that we are letting go: that they are ours no more is no loss."""
         self._rate_at = (time.monotonic(), 0)
         self._tokens_per_s = 0.0
         self._engine_fault: str | None = None
@@ -271,6 +273,7 @@ class Worker:
 
     async def _release(self, scripts: Scripts, shard: int, jobs: list[Job], blame: str) -> None:
         delay = 0.05
+        self._releasing.update(job.request_id for job in jobs)
         while True:
             try:
                 await scripts.release(
@@ -309,6 +312,8 @@ class Worker:
 
     def _on_lost(self, lost: list[tuple[Job, int]]) -> None:
         for job, answer in lost:
+            if job.request_id in self._releasing:
+                continue
             known = self._runner and self._runner.find(job.task_id, job.attempt)
             if known is not None and answer == STALE:  # once a job
                 self._stale_refused += 1
@@ -322,6 +327,7 @@ class Worker:
         self._drop(job)
 
     def _drop(self, job: Job) -> None:
+        self._releasing.discard(job.request_id)
         self._traces.ended(job, "left")
         if self._runner is not None:
             self._runner.drop(job)
