@@ -5,6 +5,11 @@ The manager packs all requests of a step into one sequence, and leaves it to a m
 another's tokens. Flash kernels skip what is masked; the CPU's kernel computes it, so its work grows
 with the square of the number of requests: at 16 requests of 600 tokens, 10 ms a layer against 1.6
 for each request on its own (two cores). Here, a request's numbers also do not depend on the others.
+
+They do depend, in the last digits, on how many of its tokens a step reads: another worker that goes
+on with it reads at once what the first one wrote token by token. Where values are rounded to 8 bits
+those digits become other texts, so attention is computed in float64 there, whose differences are
+lost when its results are cut to float32 (docs/adr/0034-int8-sums-are-exact.md).
 """
 
 from typing import Any
@@ -13,6 +18,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from millstream.worker.engines.transformers_int8 import Int8Linear
 
 
 def install() -> None:
@@ -52,6 +59,8 @@ def attention(  # noqa: PLR0917 - transformers calls it so
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **options
         )
+    if any(isinstance(layer, Int8Linear) for layer in module.children()):
+        query, key, value = query.double(), key.double(), value.double()
     heads_kv, head_dim = key.shape[1], query.shape[3]
     # Query heads grouped by the key-value head they share, so that keys need no copy per head.
     query = query.view(heads_kv, query.shape[1] // heads_kv, query.shape[2], head_dim)
@@ -79,10 +88,11 @@ def attention(  # noqa: PLR0917 - transformers calls it so
                 own_query,
                 own_key[:, None].expand(shape),
                 own_value[:, None].expand(shape),
-                attn_mask=None if fresh else attention_mask[:, :, q0:q1, k0:k1],
+                attn_mask=None if fresh else attention_mask[:, :, q0:q1, k0:k1].to(query.dtype),
                 is_causal=fresh,
                 scale=scaling,
             )
         )
     whole = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+    whole = whole.to(attention_mask.dtype)
     return whole.permute(2, 0, 1, 3).reshape(1, query.shape[2], -1, value.shape[3]), None

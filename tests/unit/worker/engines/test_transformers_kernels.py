@@ -1,7 +1,5 @@
 """The CPU's own attention and linear layers compute what transformers' do."""
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("torch")
@@ -23,7 +21,8 @@ from millstream.worker.engines.transformers_linear import (
 pytestmark = pytest.mark.timeout(120)
 
 HEADS, HEADS_KV, SIZE = 9, 3, 64
-LAYER = SimpleNamespace(num_key_value_groups=HEADS // HEADS_KV, is_causal=True)
+LAYER = nn.Module()
+LAYER.num_key_value_groups, LAYER.is_causal = HEADS // HEADS_KV, True
 ROOT = SIZE**-0.5
 
 needs_packing = pytest.mark.skipif(not _works(torch.float32), reason="no oneDNN in this torch")
