@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from millstream.shared.keys import Keys
 
 COMMAND = [sys.executable, "-m", "millstream"]
+TERMINAL = {"TERM": "xterm", "COLUMNS": "160", "LINES": "40", "PYTHONFAULTHANDLER": "1"}
 
 
 async def _run(*arguments: str, stdin: str = "", **settings: object) -> tuple[int, str, str]:
@@ -164,7 +165,7 @@ def _terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]
         stdin=slave,
         stdout=slave,
         stderr=slave,
-        env={**clean_environment(), "TERM": "xterm", "COLUMNS": "160", "LINES": "40"},
+        env={**clean_environment(), **TERMINAL},
         preexec_fn=_take_terminal,  # noqa: PLW1509 - no threads here; a session of its own, then this
         start_new_session=True,
     )
@@ -210,9 +211,14 @@ class _Screen:
 
         async def look() -> bool:
             self._read()
-            return process.poll() == 0
+            return process.poll() is not None
 
-        await eventually(look, what="end of the program")
+        try:
+            await eventually(look, what="end of the program")
+        except AssertionError:
+            process.send_signal(signal.SIGABRT)  # so that it tells where it is
+            await eventually(look, what="end of the program, after SIGABRT")
+        assert process.poll() == 0, self._shown[-4000:]
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # nothing there, or nobody any more
