@@ -69,6 +69,27 @@ async def test_whole_and_streamed_tell_the_same(client: openai.AsyncOpenAI) -> N
     assert [token.top_logprobs for token in bare.logprobs.content or []] == [[]] * 12
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_cuts_text_and_logprobs_alike(
+    client: openai.AsyncOpenAI, stream: bool
+) -> None:
+    """Its first letter is the last of a token, so this token is cut as well."""
+    texts = ["one ", "two ", "thre", "e STO", "P", " four"]
+    asked = {**chat(texts=texts, tokens=6), "stop": ["STOP"], "logprobs": True}
+    if stream:
+        chunks = [c async for c in await client.chat.completions.create(**asked, stream=True)]
+        choices = [chunk.choices[0] for chunk in chunks]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        told = [t for choice in choices if choice.logprobs for t in choice.logprobs.content or []]
+    else:
+        choice = (await client.chat.completions.create(**asked)).choices[0]
+        assert choice.logprobs is not None
+        text, told = choice.message.content, choice.logprobs.content or []
+    assert text == "one two three "
+    assert [token.token for token in told] == ["one ", "two ", "thre", "e "]
+    assert [bytes(token.bytes or []).decode() for token in told] == ["one ", "two ", "thre", "e "]
+
+
 async def test_the_sync_client_reads_them_with_several_choices(shared_fleet: LocalFleet) -> None:
     def ask() -> None:
         with openai.OpenAI(base_url=f"{shared_fleet.url}/v1", api_key="x") as client:

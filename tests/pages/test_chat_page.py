@@ -112,6 +112,18 @@ async def test_a_stop_ends_the_answer_and_keeps_its_beginning(chat: ChatPage) ->
     assert turn["usage"]["completion_tokens"] == len(turn["content"]) // 4
 
 
+async def test_ten_more_are_asked_after_a_stop(chat: ChatPage) -> None:
+    """A browser keeps six connections to a host: none may be left behind by a stop."""
+    for number in range(10):
+        await chat.ask(script(f"n{number} " * 400, rate=40))
+        await chat.has(f"n{number}")
+        await chat.stop.click()
+        await chat.ended()
+    await chat.ask(script("the last"))
+    await chat.ended()
+    await chat.has("the last")
+
+
 async def test_a_conversation_goes_on_is_edited_and_retried(chat: ChatPage) -> None:
     bodies: list[dict[str, object]] = []
     chat.page.on(

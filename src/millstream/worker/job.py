@@ -17,7 +17,7 @@ from millstream.worker.engines.base import GenerationRequest, Tokenizer, TokenLo
 from millstream.worker.logprobs import LogprobWriter, rounded
 from millstream.worker.stop_strings import StopMatcher
 from millstream.worker.token_events import TokenEvents
-from millstream.worker.token_gate import TokenGate
+from millstream.worker.token_gate import TokenGate, Unfiltered
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,12 @@ class Job:
         self._logprobs: LogprobWriter | None = None
         first = 1 if request.echo else 0
         self._gate: TokenGate | None = None
-        if output_filter is not None:
+        if output_filter is not None or (
+            request.sampling.stop and request.sampling.logprobs is not None
+        ):
             told = sum(len(event.text) for event in claim.log)
-            self._gate = TokenGate(output_filter.stream(), told=told)
+            text_filter = Unfiltered() if output_filter is None else output_filter.stream()
+            self._gate = TokenGate(text_filter, told=told)
         self._flushed = len(claim.log) > first and not claim.log[-1].ids
         """Whether an earlier attempt got as far as to let go of held-back text."""
         self._plain: TokenEvents | None = None

@@ -1,5 +1,6 @@
 """Writes down how likely tokens were, in OpenAI's form, as the log keeps it."""
 
+import json
 from collections.abc import Callable, Sequence
 
 from millstream.shared.events import one_line
@@ -55,14 +56,27 @@ class LogprobWriter:
         return f"{name}{rounded(logprob)!r}"
 
 
+def cut_after(written: str, text: str) -> str:
+    """What was written for one token, with no more of it than what ends with a text in it."""
+    (token,) = json.loads(written)
+    raw = bytes(token["bytes"])
+    shown = text.encode()
+    raw = raw[: raw.find(shown) + len(shown)] if shown in raw else shown
+    return one_line([token | {"token": _text(raw), "bytes": list(raw)}])
+
+
 def _name(raw: bytes) -> str:
-    """The object of a token up to its log probability.
+    """The object of a token up to its log probability."""
+    return f'{{"token":{one_line(_text(raw))},"bytes":{one_line(list(raw))},"logprob":'
+
+
+def _text(raw: bytes) -> str:
+    """A token's text.
 
     A piece of a character is written as OpenAI does, in escapes: U+FFFD would make all of them
     look alike.
     """
     try:
-        text = raw.decode()
+        return raw.decode()
     except UnicodeDecodeError:
-        text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-    return f'{{"token":{one_line(text)},"bytes":{one_line(list(raw))},"logprob":'
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

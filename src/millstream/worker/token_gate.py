@@ -1,7 +1,8 @@
-"""Where the tokens of a filtered answer wait until all of their text is free.
+"""Where the tokens of an answer wait until all of their text is free of filter and stop strings.
 
 A token's event tells its id and, where asked for, its text and likely alternatives: so the whole
-event waits, not its text alone. Tokens that wait when their worker dies are in no log; the next
+event waits, not its text alone; and what a stop string cuts off is told as often as it is shown,
+not at all. Tokens that wait when their worker dies are in no log; the next
 owner generates them again, as position-keyed sampling gives them (docs/adr/0009, docs/adr/0023).
 """
 
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from millstream.shared.content_filter import TextFilter
 from millstream.shared.events import token_data
+from millstream.worker.logprobs import cut_after
 
 
 class _Waiting(NamedTuple):
@@ -17,6 +19,24 @@ class _Waiting(NamedTuple):
     logprobs: str | None
     end: int
     """Where its text ends, in characters of the answer."""
+
+
+class Unfiltered:
+    """A filter that lets everything through."""
+
+    matched = False
+
+    def follow(self, text: str) -> str:
+        """All of it."""
+        return text
+
+    def push(self, text: str) -> str:
+        """All of it."""
+        return text
+
+    def flush(self, behind: str = "") -> str:
+        """Nothing was held back."""
+        return ""
 
 
 class TokenGate:
@@ -74,15 +94,16 @@ class TokenGate:
 
         Args:
             text: What no stop string holds back any more.
-            behind: The stop string that ends the answer; '' if none does.
+            behind: The stop string that ends the answer; '' if none does. Tokens of it are told
+                by their ids alone.
         """
         self._take(self._filter.push(text) + self._filter.flush(behind))
         events: list[tuple[str, str]] = []
         free = self._told + len(self._free)
         for token in self._waiting:
-            if self.matched and token.end > free:
+            if token.end > free and self.matched:
                 break
-            events.append(self._event(token))
+            events.append(self._event(token, cut=token.end > free and behind != ""))
         if self._free:
             events.append(("", token_data(self._free)))
         return events
@@ -92,8 +113,11 @@ class TokenGate:
         self._again -= again
         self._free += text[again:]
 
-    def _event(self, token: _Waiting) -> tuple[str, str]:
+    def _event(self, token: _Waiting, *, cut: bool = False) -> tuple[str, str]:
         size = max(0, token.end - self._told)
         text, self._free = self._free[:size], self._free[size:]
         self._told += len(text)
-        return token.ids, token_data(text, token.logprobs)
+        logprobs = token.logprobs
+        if cut and logprobs is not None:
+            logprobs = cut_after(logprobs, text) if text else None
+        return token.ids, token_data(text, logprobs)

@@ -127,12 +127,13 @@ class ChatChoice:
         )
 
     def _detailed_frame(self, event: Event) -> str:
-        if not self._tells_logprobs or not event.token_count:
+        logprobs = event.logprobs_data if self._tells_logprobs else "[]"
+        if logprobs == "[]":  # held-back text, or a token of a stop string
             text = event.text_data
             return "" if text == '""' else f"{self._delta}{text}{self._delta_tail}"
         tail = f'"finish_reason":null}}]{self._chunks.tail}'
-        logprobs = f'{{"content":{event.logprobs_data},"refusal":null}}'
-        return f'{self._delta}{event.text_data}}},"logprobs":{logprobs},{tail}'
+        told = f'{{"content":{logprobs},"refusal":null}}'
+        return f'{self._delta}{event.text_data}}},"logprobs":{told},{tail}'
 
     def ending(self, event: Event) -> str:
         """The frames after the last token: nothing is called finished that is not."""

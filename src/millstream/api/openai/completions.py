@@ -113,6 +113,7 @@ class CompletionChoice:
                 [_choice(self._index, event.text, self._offsets.of([event]), None)]
             )
             for event in events
+            if event.data != '""'
         )
 
     def ending(self, event: Event) -> str:
