@@ -9,6 +9,8 @@ Vigna's splitmix64.c), a generator whose n-th output can be computed on its own.
 so neither the batch nor an interruption changes what is drawn.
 """
 
+import math
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,10 +31,6 @@ _MASK = (1 << 64) - 1
 
 _GREEDY_BELOW = 1e-5
 """A temperature under which dividing logits by it leaves float32; the limit is greedy anyway."""
-_WIDTHS = (64, 512, 4096)
-"""How many of the best tokens are looked at. A row's width depends on nothing but the row, since
-the order in which `topk` gives equal logits may depend on the width. Up to 512 of 49,152 `topk`
-costs 0.1 ms a row here, a full sort 3.7 ms."""
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -68,20 +66,9 @@ def mark_choices(scores: torch.Tensor, draws: Sequence[Draw | None]) -> None:
             those whose draw is None, stay as they are.
         draws: One per row.
     """
-    vocabulary = scores.shape[-1]
-    pending: dict[int, list[int]] = {}
     for row, draw in enumerate(draws):
-        if draw is None:
-            continue
-        if draw.top_p >= 1.0 and not 0 < draw.top_k < vocabulary:
-            _mark_from_all(scores[row], draw)
-        else:
-            pending.setdefault(_width(draw.top_k, vocabulary), []).append(row)
-    widths = [width for width in _WIDTHS if width < vocabulary] + [vocabulary]
-    for width, wider in zip(widths, [*widths[1:], vocabulary], strict=True):
-        if rows := pending.pop(width, None):
-            too_narrow = _mark_from_best(scores, rows, [draws[row] for row in rows], width)
-            pending.setdefault(wider, []).extend(too_narrow)
+        if draw is not None:
+            scores[row, _drawn(scores[row], draw)] = torch.inf
 
 
 def choose(
@@ -224,79 +211,107 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _width(top_k: int, vocabulary: int) -> int:
-    """How many of the best tokens to look at first."""
-    if not 0 < top_k < vocabulary:
-        return min(_WIDTHS[1], vocabulary)  # a nucleus of any size; most have less than 512 tokens
-    return next((width for width in _WIDTHS if top_k <= width < vocabulary), vocabulary)
+def _drawn(scores: torch.Tensor, draw: Draw) -> int:
+    """The token that a draw takes; [vocabulary]. Row by row, whose numbers stay in the cache then.
+
+    numpy where it has loops that torch has not or takes longer for.
+    """
+    logits, token_ids = scores.numpy(), None
+    largest = logits.max()
+    if not np.isfinite(largest):  # a broken model's; the others in its batch are not to suffer
+        return int(logits.argmax())
+    room = _rooms.of(len(logits))
+    if 0 < draw.top_k < len(logits):
+        logits, token_ids = (each.numpy() for each in scores.topk(draw.top_k))
+    values = np.subtract(logits, largest, out=room.values[: len(logits)])
+    values /= np.float32(draw.temperature)
+    if draw.top_p < 1.0:
+        kept = _nucleus(values, draw.top_p, room)
+        values, token_ids = values[kept], kept if token_ids is None else token_ids[kept]
+    if token_ids is None:
+        token_ids = _leaders(values, draw.key, room)
+        values = values[token_ids]
+    noise = _gumbel(torch.from_numpy(_uniform(draw.key, room.steps[token_ids], room))).numpy()
+    return int(token_ids[int(np.add(values, noise, out=noise).argmax())])
 
 
-def _mark_from_all(scores: torch.Tensor, draw: Draw) -> None:
-    """Draw from the whole vocabulary; [vocabulary]. A row's numbers stay in the cache that way."""
-    noise = _gumbel(torch.from_numpy(_uniform(np.uint64(draw.key), _steps(scores.shape[0]))))
-    noisy = torch.sub(scores, scores.max()).div_(draw.temperature).add_(noise)
-    scores[int(noisy.numpy().argmax())] = torch.inf
+class _Room:
+    """What a row's numbers are written to.
+
+    Fresh arrays of that size are memory that the system maps anew for each: twice the time.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.steps = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+        """(token id + 1) * gamma: the generator's way to each id."""
+        self.values = np.empty(size, np.float32)
+        self.mass = np.empty(size, np.float32)
+        self.uniform = np.empty(size, np.float32)
+        self.chosen = np.empty(size, np.bool_)
+        self.bits = np.empty(size, np.uint64)
+        self.shifted = np.empty(size, np.uint64)
 
 
-def _mark_from_best(
-    scores: torch.Tensor, rows: list[int], draws: Sequence[Draw | None], width: int
-) -> list[int]:
-    """Draw from the `width` best tokens of some rows; the rows whose nucleus is wider than that."""
-    index = torch.tensor(rows)
-    chosen = scores if len(rows) == scores.shape[0] else scores[index]
-    values, token_ids = chosen.topk(width)
-    temperature, top_k, top_p, keys = zip(*draws, strict=True)  # type: ignore[arg-type]
-    heat = torch.tensor(temperature)[:, None]
-    limit = torch.tensor([k if k > 0 else scores.shape[-1] for k in top_k])[:, None]
-    nucleus = torch.tensor(top_p, dtype=torch.float64)[:, None]
-    rank = torch.arange(width)[None, :]
+class _Rooms(threading.local):
+    """A thread's, which has one engine and so one size of vocabulary."""
 
-    best = values[:, :1]
-    scaled = (values - best) / heat
-    keep = rank < limit
-    too_narrow: list[int] = []
-    if min(top_p) < 1.0:
-        # In float64, since a running sum over 49,152 tokens loses four digits in float32.
-        mass = scaled.double().masked_fill_(~keep, -torch.inf)
-        total = mass.logsumexp(dim=-1, keepdim=True)
-        for i, draw in enumerate(draws):
-            if draw is not None and draw.top_p < 1.0 and not 0 < draw.top_k < scores.shape[-1]:
-                total[i] = ((chosen[i] - best[i]) / draw.temperature).double().logsumexp(dim=-1)
-        mass = (mass - total).exp_()
-        before = mass.cumsum(dim=-1) - mass
-        keep &= (before < nucleus) | (nucleus >= 1.0) | (rank == 0)
-        if width < scores.shape[-1]:
-            reaches = (keep[:, -1:] & (limit > width)).flatten().tolist()
-            too_narrow = [row for row, wide in zip(rows, reaches, strict=True) if wide]
-    steps = _steps(scores.shape[-1])[token_ids.numpy()]
-    noise = _gumbel(torch.from_numpy(_uniform(np.array(keys, np.uint64)[:, None], steps)))
-    choice = (scaled + noise).masked_fill_(~keep, -torch.inf).argmax(dim=-1, keepdim=True)
-    drawn = token_ids.gather(1, choice).flatten().tolist()
-    for row, token_id in zip(rows, drawn, strict=True):
-        if row not in too_narrow:
-            scores[row, token_id] = torch.inf
-    return too_narrow
+    _room: _Room | None = None
+
+    def of(self, size: int) -> _Room:
+        """Room for rows of a vocabulary."""
+        if self._room is None or len(self._room.steps) != size:
+            self._room = _Room(size)
+        return self._room
 
 
-_steps_of: dict[int, np.ndarray] = {}
+_rooms = _Rooms()
 
 
-def _steps(vocabulary: int) -> np.ndarray:
-    """(token id + 1) * gamma for all ids, uint64 [vocabulary]; the generator's way to each id."""
-    steps = _steps_of.get(vocabulary)
-    if steps is None:
-        steps = np.arange(1, vocabulary + 1, dtype=np.uint64) * np.uint64(_GAMMA)
-        _steps_of[vocabulary] = steps
-    return steps
+def _nucleus(values: np.ndarray, top_p: float, room: _Room) -> np.ndarray:
+    """Where the smallest set is that has the mass `top_p`, the likeliest first.
+
+    Only what is likely enough is sorted: the rest of 49,152 tokens would take 4 ms.
+
+    Args:
+        values: Logarithms of what the masses are in proportion to, [n]; 0 is the largest.
+        top_p: Under 1; nothing leaves the likeliest.
+        room: For n numbers or more.
+    """
+    mass = np.exp(values, out=room.mass[: len(values)])
+    likely = room.chosen[: len(values)]
+    wanted = mass.sum(dtype=np.float64) * top_p  # float32 loses four digits in such a sum
+    floor = 0.25
+    while mass[np.greater_equal(mass, floor, out=likely)].sum(dtype=np.float64) < wanted:
+        floor /= 4.0
+    kept = np.flatnonzero(likely)
+    kept = kept[np.argsort(-values[kept], kind="stable")]
+    before = mass[kept].cumsum(dtype=np.float64)[:-1]
+    return kept[: 1 + int(before.searchsorted(wanted))]
 
 
-def _uniform(key: np.ndarray | np.uint64, steps: np.ndarray) -> np.ndarray:
+def _leaders(values: np.ndarray, key: int, room: _Room) -> np.ndarray:
+    """Where a draw from all can only fall: a few, so that two logarithms of all are saved.
+
+    The largest of `values` + noise is the first in a race whose times are -log1p(-u) / mass, and
+    these are not under u / mass.
+    """
+    mass = np.exp(values, out=room.mass)
+    uniform = _uniform(key, room.steps, room)
+    with np.errstate(divide="ignore", over="ignore"):
+        least = np.divide(uniform, mass, out=room.mass)
+    ahead = int(least.argmin())
+    arrives = -math.log1p(-float(uniform[ahead])) / math.exp(values[ahead])
+    return np.flatnonzero(np.less_equal(least, arrives * 1.001, out=room.chosen))
+
+
+def _uniform(key: int, steps: np.ndarray, room: _Room) -> np.ndarray:
     """Uniform float32 in (0, 1) from SplitMix64 started at `key`, by the way to each output.
 
-    numpy and not torch: its 64-bit loops take a third of the time on a CPU.
+    numpy and not torch: its 64-bit loops take a third of the time on a CPU. The result lies in
+    the room until the next.
     """
-    bits = steps + key
-    shifted = np.empty_like(bits)
+    bits = np.add(steps, np.uint64(key), out=room.bits[: len(steps)])
+    shifted = room.shifted[: len(steps)]
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         np.right_shift(bits, np.uint64(shift), out=shifted)
         np.bitwise_xor(bits, shifted, out=bits)
@@ -306,7 +321,8 @@ def _uniform(key: np.ndarray | np.uint64, steps: np.ndarray) -> np.ndarray:
     # 63 bits and a half: small numbers keep all digits of a float32, and these are the ones that
     # win. Signed, since that conversion is one instruction.
     np.right_shift(bits, np.uint64(1), out=bits)
-    uniform = bits.view(np.int64).astype(np.float32)
+    uniform = room.uniform[: len(steps)]
+    np.copyto(uniform, bits.view(np.int64), casting="unsafe")
     uniform *= np.float32(2.0**-63)
     uniform += np.float32(2.0**-64)
     return np.minimum(uniform, np.float32(_LARGEST_BELOW_ONE), out=uniform)

@@ -153,6 +153,27 @@ def test_nucleus_wider_than_any_window_is_whole():
     assert tokens == chosen(logits, [draw(i, 0, top_p=0.9) for i in range(60)])
 
 
+def test_a_draw_from_all_is_the_largest_of_all():
+    """Only who can win is looked at; what that leaves out never wins."""
+    generator = torch.Generator().manual_seed(5)
+    for spread in (0.01, 1.0, 5.0, 60.0):
+        logits = torch.randn(40, 5000, generator=generator) * spread
+        logits[:, ::7] = -torch.inf
+        draws = [draw(i, 2 * i) for i in range(40)]
+        assert drawn(logits, list(draws)) == chosen(logits, draws)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (0, 0.9), (3, 1.0), (3, 0.9)])
+def test_a_row_that_is_no_numbers_leaves_the_others_alone(broken, top_k, top_p):
+    logits = LOGITS.repeat(2, 1)
+    logits[0, 5] = broken
+    draws = [draw(i, 0, top_k=top_k, top_p=top_p) for i in range(2)]
+    mark_choices(logits, list(draws))
+    assert torch.isinf(logits[0]).sum() == 1
+    assert logits[1:].argmax(dim=-1).tolist() == drawn(LOGITS[None], [draws[1]])
+
+
 @pytest.mark.parametrize("temperature", [1e-3, 1e-5, 2.0, 100.0])
 def test_extreme_temperatures(temperature):
     tokens = drawn(LOGITS, [draw(i, 0, temperature=temperature) for i in range(300)])
