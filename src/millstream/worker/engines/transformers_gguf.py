@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedConfig
+from tokenizers import pre_tokenizers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers.integrations.gguf.reader import read_gguf_metadata
 
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines.conversions import conversion, find_conversion
@@ -20,6 +22,16 @@ from millstream.worker.engines.conversions import conversion, find_conversion
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"GGUF"
+_VERSION = f"{transformers.__version__}+1"
+"""Of who converts; after the plus sign: how often `_convert` was changed to make something else."""
+_DIGITS_APART = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+"""`tokenizer.ggml.pre` of vocabularies that were learned from each digit by itself and, between
+digits, GPT-2's words. transformers takes GPT-2's words for whatever it does not know, as these.
+
+Source of this and the next: `llama-vocab.cpp` in llama.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM and _GPT2.
+"""
+_AS_GPT2 = {"gpt-2", "phi-2", "mpt", "olmo", "jais", "gigachat", "mellum", "exaone4", "trillion"}
+"""What transformers does not know either, but has right."""
 
 
 def unpacked(
@@ -40,7 +52,7 @@ def unpacked(
     return conversion(
         file,
         dtype=str(dtype).removeprefix("torch."),
-        version=transformers.__version__,
+        version=_VERSION,
         convert=convert,
     )
 
@@ -54,10 +66,36 @@ def read_config(file: Path, dtype: torch.dtype) -> PreTrainedConfig:
     """
     _check_magic(file)
     name = str(dtype).removeprefix("torch.")
-    folder = find_conversion(file, dtype=name, version=transformers.__version__)
+    folder = find_conversion(file, dtype=name, version=_VERSION)
     if folder is not None:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     return AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+
+
+def read_tokenizer(file: Path) -> PreTrainedTokenizerFast:
+    """The file's tokenizer, which splits a text as the one it was made from does.
+
+    Raises:
+        Exception: whatever transformers says of one that it cannot read.
+    """
+    source = {"gguf_file": file.name, "local_files_only": True}
+    metadata, _ = read_gguf_metadata(str(file))
+    split = metadata.get("tokenizer.ggml.pre")
+    if metadata.get("tokenizer.ggml.model") == "gpt2" and split in _DIGITS_APART:
+        # Not the architecture's own class: loaded from the copy, that would make its own split.
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(file.parent, **source)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+        return tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
+    known = tokenizer.backend_tokenizer.pre_tokenizer
+    if isinstance(known, pre_tokenizers.ByteLevel) and split not in _AS_GPT2:
+        logger.info("%s: text is split as for GPT-2; unknown pre-tokenizer %s", file.name, split)
+    return tokenizer
 
 
 def _check_magic(file: Path) -> None:
@@ -69,13 +107,14 @@ def _check_magic(file: Path) -> None:
 def _convert(
     file: Path, dtype: torch.dtype, folder: Path, on_progress: Callable[[str], None]
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    source = {"gguf_file": file.name, "local_files_only": True}
     try:
         with _read_once(), _shown(on_progress):
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
-            model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=dtype, **source)
+            tokenizer = read_tokenizer(file)
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=dtype, local_files_only=True
+            )
     except Exception as error:  # a broken file fails in as many ways as it has fields
         logger.debug("conversion failed", exc_info=True)
         reason = str(error).strip().partition("\n")[0]
