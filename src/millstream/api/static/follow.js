@@ -20,7 +20,7 @@ const SILENCE_MS = 35_000;
  */
 export async function* follow(taskId, { after = 0, signal, onLink = () => {} }) {
   let wait = FIRST_PAUSE_MS;
-  for (;;) {
+  while (!signal?.aborted) {
     let retryAfterS = 0;
     try {
       for await (const event of connection(taskId, { after, signal })) {

@@ -3,7 +3,8 @@
 import { ApiError, json, request } from "../client.js";
 import { follow } from "../follow.js";
 import { pause } from "../pause.js";
-import { save } from "./store.js";
+import { alone, streaming } from "./reading.js";
+import { load, save } from "./store.js";
 
 const SAVE_MS = 1_000;
 const STOP_PAUSE_MS = 1_000;
@@ -25,6 +26,7 @@ export class Run {
     this.view = null;
     this.words = "";
     this.away = new AbortController();
+    this.hurry = new AbortController(); // ends the waiting for other tabs
     this.rejoining = turn.state === "running";
     this.rate = { joined: 0, first: 0, last: 0, timed: 0, tokens: 0 };
   }
@@ -34,7 +36,7 @@ export class Run {
     const { turn } = this;
     try {
       if (turn.state === "sending") await this.send();
-      if (turn.state === "running") await this.read();
+      if (turn.state === "running") await this.readInTurn();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       if (error.status === 401) throw error;
@@ -68,6 +70,26 @@ export class Run {
         await pause(seconds * 1000, this.away.signal);
       }
     }
+  }
+
+  /** Read it when no other tab does, and not too many are read already. */
+  readInTurn() {
+    const waiting = { signal: this.hurry.signal, onWait: (words) => this.say(words) };
+    return alone(this.turn.task, waiting, async () => {
+      await this.adopt();
+      if (this.turn.state === "running") await streaming(waiting, () => this.read());
+    });
+  }
+
+  /** What another tab has read to its end meanwhile is stored, and not read again. */
+  async adopt() {
+    const { turn } = this;
+    const conversation = await load(this.conversation.id).catch(() => null);
+    const stored = conversation?.turns.find((other) => other.key === turn.key);
+    if (!stored || stored.state === "sending" || stored.state === "running") return;
+    this.view?.text(stored.content.slice(turn.content.length));
+    Object.assign(turn, stored);
+    this.done();
   }
 
   async read() {
@@ -154,15 +176,20 @@ export class Run {
   end(state, facts) {
     clearTimeout(this.quiet);
     Object.assign(this.turn, { state, ...facts });
+    this.done();
+    this.save();
+  }
+
+  done() {
     delete this.turn.body;
     this.say("");
     this.view?.ended();
-    this.save();
   }
 
   /** End the answer in the fleet; the log's last event then ends the run. */
   async stop() {
     const { turn } = this;
+    this.hurry.abort(); // what is stopped is soon read
     if (turn.state === "sending") {
       // It may have been taken all the same: the key says which task it is.
       const again = { method: "POST", body: turn.body, headers: { "idempotency-key": turn.key } };

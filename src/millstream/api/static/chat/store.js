@@ -5,7 +5,7 @@
 // state: "sending" | "running" | "completed" | "cancelled" | "failed", key and body (what was sent,
 // so that it can be sent again), task, usage, finish, seconds, rejoined, attempts, error}.
 
-import { createStore, del, entries, set } from "../vendor/idb-keyval/index.js";
+import { createStore, del, entries, get, set } from "../vendor/idb-keyval/index.js";
 
 const database = createStore("millstream", "conversations");
 
@@ -14,6 +14,9 @@ export async function all() {
   const rows = (await entries(database)).map(([, value]) => value);
   return rows.sort((a, b) => b.updated - a.updated);
 }
+
+/** A conversation as any tab last kept it. */
+export const load = (id) => get(id, database);
 
 export function create(model, settings = {}) {
   const now = Date.now();
