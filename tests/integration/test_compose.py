@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(90)]
 
 LARGEST_BODY = largest_body(Settings().max_prompt_chars)
 JSON_TYPE = {"content-type": "application/json"}
+SECRET = "secret-key"
 
 
 # --- the whole cluster ---------------------------------------------------------------------------
@@ -202,13 +203,53 @@ async def test_a_client_that_leaves_stops_its_task(http: httpx.AsyncClient) -> N
 async def test_the_access_log_holds_no_query(
     http: httpx.AsyncClient, cluster: ComposeCluster
 ) -> None:
-    assert (await http.get("/health?token=secret-key")).status_code == 200
+    linked = {"referer": f"{cluster.url}/?key={SECRET}"}
+    # Larger than what nginx keeps in memory: it would say so, and name the request.
+    body = json.dumps(chat(user="x" * 1_000_000)).encode()
+    answer = await http.post(f"/tasks?api_key={SECRET}", content=body, headers=linked)
+    assert answer.status_code == 400
+    answer = await http.get(f"/tasks/none/stream?ticket={SECRET}", headers=linked)
+    assert answer.status_code == 401
+    assert (await http.get(f"/health?token={SECRET}", headers=linked)).status_code == 200
+    line = await _last_line(cluster, "/health")
+    assert (line["status"], line["pod_status"]) == (200, "200")
+    assert SECRET not in "".join(process.text() for process in cluster.processes)
 
-    async def look() -> bool:
-        return cluster.access_log()[-1]["path"] == "/health"
 
-    await eventually(look)
-    assert "secret-key" not in "".join(process.text() for process in cluster.processes)
+async def test_the_error_log_holds_no_query() -> None:
+    async with StubPod(answers=True).listening() as gone:
+        pass
+    async with ComposeCluster() as cluster:
+        nginx = await cluster.start_nginx([gone.address])
+        linked = {"referer": f"{cluster.url}/?key={SECRET}"}
+        async with httpx.AsyncClient(base_url=cluster.url, headers=linked) as http:
+            answer = await http.get(f"/tasks/x/stream?ticket={SECRET}")
+            assert answer.status_code == 502
+            line = await _last_line(cluster, "/tasks/x/stream")
+            assert (line["status"], line["pod_status"]) == (502, "502")
+            assert line["pod"] == gone.address
+            assert line["seconds"] < 2
+            large = b"x" * (33 * 2**20)
+            answer = await http.post(f"/tasks?api_key={SECRET}", content=large)
+            assert answer.status_code == 413
+            # As a full disk: nothing can be written where large bodies go.
+            (cluster.folder / "nginx-0" / "nginx-client-body").rmdir()
+            answer = await http.post(f"/tasks?api_key={SECRET}", content=large[: 2**20])
+            assert answer.status_code == 500
+        async with httpx.AsyncClient(base_url=cluster.doors[0].operators_url) as http:
+            assert (await http.get(f"/fleet.json?token={SECRET}")).status_code == 502
+        await _last_line(cluster, "/fleet.json")
+        assert SECRET not in nginx.text()
+
+
+async def _last_line(cluster: ComposeCluster, path: str) -> dict[str, Any]:
+    """What the access log says of the last request, once it is this path's."""
+
+    async def look() -> dict[str, Any] | None:
+        lines = cluster.access_log()[-1:]
+        return lines[0] if lines and lines[0]["path"] == path else None
+
+    return await eventually(look)
 
 
 # --- losing parts of it --------------------------------------------------------------------------
