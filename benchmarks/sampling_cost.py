@@ -33,10 +33,12 @@ async def run(options: argparse.Namespace) -> list[Row]:
     told: dict[str, list[Stories]] = {way: [] for way in options.ways}
     async with Alone(dtype=options.dtype) as alone:
         await alone.stories(options.streams, 4)
-        for _ in range(options.rounds):
-            for way, rounds in told.items():
+        for at in range(options.rounds):
+            # Who is first in a round finds the machine as another left it: each is, in its turn.
+            ways = list(told)
+            for way in ways[at % len(ways) :] + ways[: at % len(ways)]:
                 stories = await alone.stories(options.streams, options.tokens, **WAYS[way])
-                rounds.append(stories)
+                told[way].append(stories)
     rows: list[Row] = []
     for way, rounds in told.items():
         figures = {
