@@ -103,22 +103,42 @@ async def test_full_memory_is_refused_and_gone_on_from(frail: LocalFleet, store:
     await frail.quiet()
 
 
-async def test_a_task_whose_queue_entry_was_deleted_is_still_run(frail: LocalFleet) -> None:
-    """B13: its worker dies with it; whoever looks at the task puts it back."""
+@pytest.mark.parametrize("how", ["entry", "queue"])
+@pytest.mark.parametrize("read_by", ["nobody", "who came before", "who comes later"])
+async def test_a_task_whose_queue_entry_was_deleted_is_still_run(
+    frail: LocalFleet, how: str, read_by: str
+) -> None:
+    """B13: its worker dies with it, and whether anybody looks at the task makes no difference."""
     api = await frail.api(keepalive_s=0.5)
     worker = await frail.worker(lease_s=1)
+    queue = "{ms:0}:queue:fake"
     async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
         expected = await read(http, await submit(http, tokens=20, rate=40))
         task_id = await submit(http, tokens=20, rate=40)
+        if read_by == "who came before":
+            reading = asyncio.create_task(read(http, task_id))
 
         async def some() -> bool:
             return await frail.redis.xlen(f"{{ms:0}}:log:{task_id}") >= 5
 
         await eventually(some, what="five tokens")
         worker.signal(signal.SIGKILL)
-        assert await frail.redis.xtrim("{ms:0}:queue:fake", maxlen=0) == 1
+        await worker.ended()
+        assert await frail.redis.xlen(queue) == 1
+        deleted = (
+            frail.redis.xtrim(queue, maxlen=0) if how == "entry" else frail.redis.delete(queue)
+        )
+        assert await deleted == 1
         await frail.worker(lease_s=1)
-        frames = await read(http, task_id)
+        if read_by == "who comes later":
+            reading = asyncio.create_task(read(http, task_id))
+
+        async def completed() -> bool:
+            return await frail.redis.hget(f"{{ms:0}}:task:{task_id}", "state") == b"completed"
+
+        # Two leases and sweeps: none of the pod's looks, 15 s apart, has to find it.
+        await eventually(completed, within_s=10, what="the other worker")
+        frames = await (read(http, task_id) if read_by == "nobody" else reading)
         assert [(f.id, f.data) for f in frames] == [(f.id, f.data) for f in expected]
         assert (await http.get(f"/tasks/{task_id}")).json()["attempts"] == 2
     await frail.quiet()

@@ -159,6 +159,27 @@ local function mend()
   end
 end
 
+-- Somebody deleted entries of running tasks, or the queue. Living workers put theirs back when they
+-- renew; those of dead ones would be nobody's.
+local function seek()
+  for _, id in ipairs(redis.call('ZRANGE', due_key(), 0, -1)) do
+    local task = read_task(id)
+    if task.state == 'running' and task.model == model then entry_of(id, model, task.entry) end
+  end
+end
+
+-- Whether the group was made since this was last asked. Entries are claimed by their numbers and never
+-- read, so the one that was delivered last is ours to set.
+local function is_new(group)
+  for _, about in ipairs(redis.call('XINFO', 'GROUPS', queue)) do
+    if about[2] == group and about[8] == '0-0' then
+      redis.call('XGROUP', 'SETID', queue, group, '0-1')
+      return true
+    end
+  end
+  return false
+end
+
 if recover then -- an answer to an earlier claim was lost: what we own, under the attempt it has
   for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', 1000,
       'STREAMS', queue, '0')[1][2]) do
@@ -171,6 +192,7 @@ end
 
 if sweep then
   end_due(result_ttl_s)
+  if is_new(GROUP) then seek() end
   if redis.call('XLEN', queue) - pending(queue) ~= redis.call('ZCARD', line_key(model)) then mend() end
 end
 if sweep and #rows < free and pending(queue) > 0 then
@@ -180,6 +202,7 @@ if sweep and #rows < free and pending(queue) > 0 then
       'COUNT', free - #rows)
     cursor, rounds = answer[1], rounds + 1
     for _, entry in ipairs(answer[2]) do take(entry) end
+    if #(answer[3] or {}) > 0 then seek() end
   until cursor == '0-0' or #rows >= free or rounds >= 50
   for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', queue, GROUP)) do
     -- {name, x, pending, n, idle, ms, …}; one that owns nothing and was long silent is gone
