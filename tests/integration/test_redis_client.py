@@ -111,6 +111,25 @@ async def test_a_deaf_subscription_is_made_anew(frail: LocalFleet, link: Link, w
     assert "the subscription is deaf" in api.text()
 
 
+async def test_a_deaf_worker_hears_again(frail: LocalFleet, link: Link, way: Way) -> None:
+    """It looks for tasks itself meanwhile, but what it is told reaches it late."""
+    worker = await frail.worker(redis_url=link.url)
+
+    async def listeners() -> set[str]:
+        clients = await frail.redis.client_list(_type="pubsub")
+        return {client["id"] for client in clients}
+
+    before = await listeners()
+    assert len(before) == 1
+    way.deafen()  # for good: it never heals
+
+    async def anew() -> bool:
+        return bool(await listeners() - before)
+
+    await eventually(anew, within_s=25, what="another subscription")
+    assert worker.text().count("the subscription is deaf") == 1
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_idle_fleet_starts_a_task_at_once(shared_fleet: LocalFleet) -> None:
     """Reads that wait longer than a socket's timeout lose what comes then: B7 (redis-py#3138)."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from millstream.api.shown import Shown
@@ -13,10 +12,7 @@ from millstream.shared.subscription import Subscription
 
 logger = logging.getLogger(__name__)
 
-# A subscription that has not heard our own pulse for so long is dead, whatever TCP thinks.
-PULSE_LOST_S = 4.0
 PUT_BACK_PAUSE_S = 0.2
-_PULSE = b"pulse"
 
 
 class Channel:
@@ -47,23 +43,22 @@ class Channel:
         on_events: Callable[[bytes], None],
         on_rewound: Callable[[list[str]], None],
     ) -> None:
-        self._name = Keys(shard).pod(pod_id)
         self._shard = shard
         self._subscription = Subscription(
-            redis_url, self._name, on_open=self._opened, on_message=self._heard
+            redis_url,
+            Keys(shard).pod(pod_id),
+            on_open=self._opened,
+            on_message=on_events,
+            on_pulse=self._pulse,
         )
         self._scripts = scripts
         self._shown = shown
         self._on_open = on_open
         self._on_ready = on_ready
-        self._on_events = on_events
         self._on_rewound = on_rewound
         self._reopened = asyncio.Event()
         self._session = 0
         self._checked = 0
-        self._heard_at = 0.0
-        self._unheard_since: float | None = None
-        """When the first pulse was sent that has not come back."""
 
     @property
     def session(self) -> int | None:
@@ -86,19 +81,14 @@ class Channel:
         await asyncio.gather(self._subscription.run(), self._put_back())
 
     def _opened(self) -> None:
-        self._unheard_since = None
         self._on_open()
         self._session += 1
         self._reopened.set()
 
-    def _heard(self, payload: bytes) -> None:
-        self._heard_at, self._unheard_since = time.monotonic(), None
-        if payload == _PULSE:
-            # A Redis that takes messages may refuse writes still: until then all of it is kept.
-            if self._checked == self._session:
-                self._shown.forget_old(self._shard)
-        else:
-            self._on_events(payload)
+    def _pulse(self) -> None:
+        # A Redis that takes messages may refuse writes still: until then all of it is kept.
+        if self._checked == self._session:
+            self._shown.forget_old(self._shard)
 
     async def _put_back(self) -> None:
         """After each loss of the connection see that the logs hold what was shown of them."""
@@ -127,21 +117,5 @@ class Channel:
                 await asyncio.sleep(PUT_BACK_PAUSE_S)
 
     async def prove(self) -> None:
-        """Send a pulse, and connect again where it would not be, or has not been, heard.
-
-        Nobody is subscribed on the server that takes it, though our subscription is open: after a
-        failover ours is with the old primary, which may well pass on what it hears.
-        """
-        was_open = self._subscription.open
-        sent_at = time.monotonic()
-        try:
-            listeners = await self._scripts.publish(self._name, _PULSE)
-        except RedisError:
-            return  # Redis is away; the subscription will notice as well
-        if listeners > 0 and self._heard_at < sent_at and self._unheard_since is None:
-            self._unheard_since = sent_at
-        silent = self._unheard_since is not None and sent_at - self._unheard_since > PULSE_LOST_S
-        if silent or (listeners == 0 and was_open and self._subscription.open):
-            logger.warning("the subscription is deaf; connecting again")
-            self._unheard_since = None
-            await self._subscription.drop()
+        """Send a pulse, and connect again where it is not heard."""
+        await self._subscription.prove(self._scripts.publish)

@@ -6,7 +6,8 @@ look at the truth (a log, a queue) again.
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -17,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_FIRST_S, RECONNECT_MOST_S = 0.05, 2.0
 OPEN_S = 4.0
+# One that has not heard its own pulse for so long is dead, whatever TCP thinks.
+PULSE_LOST_S = 4.0
+_PULSE = b"pulse"
 
 
 async def _as_it_is(message: Any) -> Any:
@@ -32,6 +36,7 @@ class Subscription:
         channel: What to listen on.
         on_open: Called when the channel is subscribed, the first time and after every loss.
         on_message: Called with each message's payload.
+        on_pulse: Called when our own pulse is heard.
     """
 
     def __init__(
@@ -41,12 +46,17 @@ class Subscription:
         *,
         on_open: Callable[[], None],
         on_message: Callable[[bytes], None],
+        on_pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis_url = redis_url
         self._channel = channel
         self._on_open = on_open
         self._on_message = on_message
+        self._on_pulse = on_pulse
         self._pubsub: Any = None
+        self._heard_at = 0.0
+        self._unheard_since: float | None = None
+        """When the first pulse was sent that has not come back."""
         self.opened = 0
         """How often it was subscribed: once, and again after every loss."""
 
@@ -70,6 +80,7 @@ class Subscription:
                         self._pubsub = pubsub
                         delay = RECONNECT_FIRST_S
                         self.opened += 1
+                        self._unheard_since = None
                         self._on_open()
                         await self._listen(pubsub)
                     finally:
@@ -84,11 +95,38 @@ class Subscription:
         while True:
             message: list[Any] = await pubsub.parse_response(block=True)
             if message[0] == b"smessage":
-                self._on_message(message[2])
+                self._heard_at, self._unheard_since = time.monotonic(), None
+                if message[2] == _PULSE:
+                    self._on_pulse()
+                else:
+                    self._on_message(message[2])
             elif message[0] == b"sunsubscribe":
                 raise RedisConnectionError("the channel's slot has moved to another node")
 
+    async def prove(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
+        """Send a pulse, and connect again where it would not be, or has not been, heard.
+
+        Nobody is subscribed on the server that takes it, though we are open: after a failover we
+        are with the old primary, which may well pass on what it hears.
+
+        Args:
+            publish: Sends a payload on a channel, and says how many are subscribed.
+        """
+        was_open = self.open
+        sent_at = time.monotonic()
+        try:
+            listeners = await publish(self._channel, _PULSE)
+        except RedisError:
+            return  # Redis is away; we will notice as well
+        if listeners > 0 and self._heard_at < sent_at and self._unheard_since is None:
+            self._unheard_since = sent_at
+        silent = self._unheard_since is not None and sent_at - self._unheard_since > PULSE_LOST_S
+        if silent or (listeners == 0 and was_open and self.open):
+            logger.warning("the subscription is deaf; connecting again")
+            self._unheard_since = None
+            await self.drop()
+
     async def drop(self) -> None:
-        """Give up the present connection, which its owner knows to be dead, and make a new one."""
+        """Give up the present connection, which is dead, and make a new one."""
         if self._pubsub is not None and self._pubsub.connection is not None:
             await self._pubsub.connection.disconnect(nowait=True)

@@ -1,11 +1,23 @@
 """The worker's control channel: bells, stops, drains. All hints: Redis holds what was missed."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 from millstream.shared.drains import DRAIN
 from millstream.shared.keys import Keys
+from millstream.shared.scripts import Scripts
 from millstream.shared.subscription import Subscription
 from millstream.worker.stopped import Stop
+
+PROVE_S = 5.0
+"""Between two looks at whether we still hear. What is missed meanwhile is found by polling."""
+
+
+async def prove(controls: Sequence[Subscription], scripts: Scripts) -> None:
+    """Have all of them made anew where they are deaf, for ever; cancel to end."""
+    while True:
+        await asyncio.sleep(PROVE_S)
+        await asyncio.gather(*(control.prove(scripts.publish) for control in controls))
 
 
 def control_subscription(

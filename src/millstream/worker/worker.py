@@ -23,7 +23,7 @@ from millstream.shared.steps import STALE
 from millstream.shared.subscription import Subscription
 from millstream.shared.tracing import open_tracing
 from millstream.worker.consumer import Consumer
-from millstream.worker.control import control_subscription
+from millstream.worker.control import control_subscription, prove
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
 from millstream.worker.engines.registry import create_engine
 from millstream.worker.job import Job, Limits
@@ -223,6 +223,7 @@ class Worker:
             asyncio.create_task(stopped.run(), name="stopped"),
             *(asyncio.create_task(item.run(), name="publisher") for item in publishers),
             *(asyncio.create_task(item.run(), name="control") for item in self._controls),
+            asyncio.create_task(prove(self._controls, scripts), name="prove"),
         ]
         self._enter(WorkerState.READY, lease)
         logger.info("ready: %s on %s (%s)", settings.model_name, info.numerics, self.id)
