@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import millstream
 
 BLOCKED = """
 import sys
@@ -43,3 +46,10 @@ def test_a_fake_worker_runs_without_torch() -> None:
 
 def test_the_help_needs_neither() -> None:
     imports("millstream.fleet.cli", {"torch", "transformers", "fastapi", "rich", "redis"})
+
+
+def test_no_middleware_gathers_answers() -> None:
+    """Starlette's base class does, and hides that a client has left (FAULTS B42, B43)."""
+    sources = list(Path(millstream.__file__).parent.rglob("*.py"))
+    assert len(sources) > 100
+    assert [path for path in sources if "BaseHTTPMiddleware" in path.read_text()] == []

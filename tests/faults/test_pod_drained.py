@@ -55,6 +55,10 @@ async def test_every_connection_that_was_taken_is_answered(
             except ConnectionRefusedError:
                 return
 
+    async def ready() -> bool:
+        return (await get(ports[0], "/ready")).startswith(b"HTTP/1.1 200")
+
+    await eventually(ready, what="the first pod to be ready")
     clients = [asyncio.create_task(keep_asking()) for _ in range(16)]
     clients.append(asyncio.create_task(probe()))
 

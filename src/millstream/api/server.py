@@ -26,7 +26,7 @@ KEEP_ALIVE_S = 75
 BACKLOG = 4096
 # The kernel ends connections whose client has vanished so much later than a stream ends one whose
 # client merely takes nothing. With the keepalive before, both come within a minute by default.
-VANISHED_LATER_S = 5.0
+VANISHED_LATER_S = 3.0
 # How long connections are still taken after the signal; balancers look every second or so.
 LINGER_S = 1.0
 # How long a connection that was taken may stay without a request after that.

@@ -19,6 +19,11 @@ def test_defaults_need_nothing() -> None:
     assert settings.model_name == "smollm2-135m-instruct"
 
 
+def test_keepalives_come_before_proxies_cut() -> None:
+    """The shortest idle limits in use are 15 to 30 s (FAULTS B62)."""
+    assert read_settings().keepalive_s < 15
+
+
 def test_environment_then_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_PORT", "9000")
     monkeypatch.setenv("MILLSTREAM_ENGINE", "fake")
