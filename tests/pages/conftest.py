@@ -31,20 +31,19 @@ async def browser() -> AsyncIterator[Browser]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
-    """A browser that has never been here before."""
+    """A browser that has never been here before; an error in a script of a tab fails the test."""
     fresh = await browser.new_context(viewport={"width": 1200, "height": 800})
+    errors: list[str] = []
+    fresh.on("weberror", lambda error: errors.append(str(error.error)))
     yield fresh
     await fresh.close()
+    assert errors == []
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(context: BrowserContext) -> AsyncIterator[Page]:
-    """A tab; an error in a script fails the test."""
-    tab = await context.new_page()
-    errors: list[str] = []
-    tab.on("pageerror", lambda error: errors.append(str(error)))
-    yield tab
-    assert errors == []
+async def page(context: BrowserContext) -> Page:
+    """A tab."""
+    return await context.new_page()
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -50,8 +50,8 @@ async def _ask(tab: ChatPage, text: str) -> str:
     return (await (await taken.value).json())["task_id"]
 
 
-def _says(tab: ChatPage, words: str) -> expect:
-    return expect(tab.answer.locator(".state")).to_contain_text(words)
+async def _says(tab: ChatPage, words: str) -> None:
+    await expect(tab.answer.locator(".state")).to_contain_text(words)
 
 
 async def test_seven_tabs_answer_at_once_over_http2(
