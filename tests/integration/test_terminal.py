@@ -183,6 +183,7 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C typed there is a SIGINT
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which a shell's background jobs ignore
 
 
 class _Screen:

@@ -72,8 +72,9 @@ class Directory:
 
     async def served(self) -> dict[str, WorkerInfo]:
         """Models of live workers, with the oldest worker of each."""
+        await self._refresh(0)  # who asks was often told a moment ago that one is ready
         models: dict[str, WorkerInfo] = {}
-        for worker in sorted(await self.workers(), key=lambda worker: worker.started_at):
+        for worker in sorted(self._workers, key=lambda worker: worker.started_at):
             if worker.state != WorkerState.STARTING:
                 models.setdefault(worker.model, worker)
         return models
