@@ -10,6 +10,8 @@ from millstream.worker.engines.base import Tokenizer, TokenLogprobs
 LEAST = -9999.0
 # What float32 logits of different batches agree in, and more than anyone reads.
 DIGITS = 6
+_LATER_BYTES = bytes(range(0x80, 0xC0))
+"""Of a character in UTF-8, all but the first."""
 MOST_NAMES = 32_768  # bounds the memory for names; a few hundred bytes each
 
 
@@ -56,13 +58,17 @@ class LogprobWriter:
         return f"{name}{rounded(logprob)!r}"
 
 
-def cut_after(written: str, text: str) -> str:
-    """What was written for one token, with no more of it than what ends with a text in it."""
+def cut_after(written: str, text: str) -> str | None:
+    """What was written for one token, with no more of it than what ends with a text in it.
+
+    What it adds to a character that an earlier one began stays, too. None if nothing does.
+    """
     (token,) = json.loads(written)
     raw = bytes(token["bytes"])
     shown = text.encode()
-    raw = raw[: raw.find(shown) + len(shown)] if shown in raw else shown
-    return one_line([token | {"token": _text(raw), "bytes": list(raw)}])
+    at = raw.find(shown, len(raw) - len(raw.lstrip(_LATER_BYTES)))
+    raw = raw[: at + len(shown)] if at >= 0 else shown
+    return one_line([token | {"token": _text(raw), "bytes": list(raw)}]) if raw else None
 
 
 def _name(raw: bytes) -> str:

@@ -17,8 +17,9 @@ from millstream.worker.logprobs import cut_after
 class _Waiting(NamedTuple):
     ids: str
     logprobs: str | None
+    begin: int
+    """Where its text begins, in characters of the answer: behind one that it goes on with."""
     end: int
-    """Where its text ends, in characters of the answer."""
 
 
 class Unfiltered:
@@ -55,7 +56,7 @@ class TokenGate:
         """Free text that is not told, from `_told` on."""
         self._again = told
         """How much of what comes free next was told by an earlier owner."""
-        self._end = 0
+        self._begin = self._end = 0
         """Where the text of the last token ends."""
         self._unfinished = 0
 
@@ -78,12 +79,13 @@ class TokenGate:
             unfinished: How many characters more it began, which the next one may finish.
         """
         self._take(self._filter.push(text))
+        self._begin = self._end + self._unfinished
         self._end += made
         self._unfinished = unfinished
 
     def tell(self, ids: str, logprobs: str | None) -> list[tuple[str, str]]:
         """Let what was just read wait; (ids, data) of the events that need wait no longer."""
-        self._waiting.append(_Waiting(ids, logprobs, self._end + self._unfinished))
+        self._waiting.append(_Waiting(ids, logprobs, self._begin, self._end + self._unfinished))
         events: list[tuple[str, str]] = []
         while self._waiting and self._waiting[0].end <= self._told + len(self._free):
             events.append(self._event(self._waiting.popleft()))
@@ -103,7 +105,10 @@ class TokenGate:
         for token in self._waiting:
             if token.end > free and self.matched:
                 break
-            events.append(self._event(token, cut=token.end > free and behind != ""))
+            if token.end > free and behind:
+                events.append(self._event(token, cut=True, gone=token.begin > free))
+            else:
+                events.append(self._event(token))
         if self._free:
             events.append(("", token_data(self._free)))
         return events
@@ -113,11 +118,12 @@ class TokenGate:
         self._again -= again
         self._free += text[again:]
 
-    def _event(self, token: _Waiting, *, cut: bool = False) -> tuple[str, str]:
+    def _event(self, token: _Waiting, *, cut: bool = False, gone: bool = False) -> tuple[str, str]:
+        """Its event; of one that is `cut` the log probabilities are cut, too, or `gone`."""
         size = max(0, token.end - self._told)
         text, self._free = self._free[:size], self._free[size:]
         self._told += len(text)
         logprobs = token.logprobs
         if cut and logprobs is not None:
-            logprobs = cut_after(logprobs, text) if text else None
+            logprobs = None if gone else cut_after(logprobs, text)
         return token.ids, token_data(text, logprobs)

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.schemas import SamplingParams, TaskRequest
@@ -70,6 +70,9 @@ def test_what_is_told(pieces: list[str | bytes], tokens: list[str]) -> None:
     st.lists(st.text("abc\u65e5", min_size=1, max_size=4), min_size=1, max_size=3),
 )
 @example("ab\u65e5a", {1, 3, 4}, ["\u65e5a"])
+@example("\u65e5a", {1}, ["a"])  # the second token ends the first character, and is cut behind it
+@example("\u65e5a\u65e5b", {1, 5}, ["a"])
+@settings(max_examples=400)
 def test_tokens_join_to_the_text_for_every_owner(
     whole: str, cuts: set[int], stops: list[str]
 ) -> None:
