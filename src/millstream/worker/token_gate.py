@@ -57,7 +57,7 @@ class TokenGate:
         self._again = told
         """How much of what comes free next was told by an earlier owner."""
         self._begin = self._end = 0
-        """Where the text of the last token ends."""
+        """Where the text of the last token begins and ends."""
         self._unfinished = 0
 
     @property
