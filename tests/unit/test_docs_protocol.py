@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tests.support.readme import ROOT, SOURCE, code_spans, table_rows
+from tests.support.tombs import tombs_of
 
 from millstream.api.auth.caller import Caller
 from millstream.api.auth.tickets import Tickets
@@ -96,6 +97,9 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     assert await claim("two", lease_s=60) == []
     for caller in ("ann", "bob", "bob"):
         await submit(caller=caller)
+    await scripts.delete(
+        shard, task_id=new_task_id(0), caller="ann", result_ttl_s=3600, withdraw=True
+    )
     running, *_ = await claim("two", free=4)
     await Tickets(scripts.runner).issue(running.task_id, Caller("ann"))
     for registry in (keys.WORKERS, keys.APIS):
@@ -114,6 +118,7 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
             name = key.replace("{ms:0}", "{ms:k}").replace(f":{model}", ":<model>")
             name = re.sub(r":t0-[a-z2-7]{26}$", ":<id>", name)
             name = re.sub(r":[0-9a-f]{32}$", ":<hash>", name)
+            name = re.sub(r":tombs:\d+:[a-z2-7]{2}$", ":tombs:<span>:<head>", name)
             name = re.sub(rf":({'|'.join(keys.LEVELS)}):", ":<level>:", name)
             name = re.sub(r"(usage|callers)(:ann)?:\d+$", use, name)
             name = name.replace(":ann", ":<caller>").replace("drain:x", "drain:<worker>")
@@ -130,7 +135,8 @@ async def test_types_and_lives_of_keys_are_those_of_redis(scripts: Scripts) -> N
     assert seen == set(documented) - channels
 
     day = 86_400
-    assert day < await client.ttl(shard.tomb(first.task_id)) <= day + 3600
+    (tombs,) = await tombs_of(client, first.task_id)
+    assert day < await client.ttl(tombs) <= day + 6 * 3600 + 3600
     assert 3500 < await client.ttl(shard.log(first.task_id)) <= 3600
     assert 7100 < await client.ttl(shard.task(running.task_id)) <= 7200
     assert 6 * day < await client.ttl(shard.queue(model)) <= 7 * day

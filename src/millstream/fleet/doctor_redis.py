@@ -242,8 +242,8 @@ async def _check_task(client: Any) -> Finding:
             SHARD, task_id=task_id, caller=model, pod=model, after=0, count=9
         )
         whole = isinstance(page, LogPage) and [event.kind for event in page.events]
-        names = (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id))
-        await client.delete(*names, *keys_of_queue(SHARD, model))
+        await scripts.delete(SHARD, task_id=task_id, caller=model, result_ttl_s=60)
+        await client.delete(*keys_of_queue(SHARD, model))
         day = (await client.time())[0] // 86_400
         await client.delete(SHARD.usage(model, day))
         await client.srem(SHARD.callers(day), model)

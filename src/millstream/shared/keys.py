@@ -16,7 +16,8 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:refused:<model>` | HASH caller → ticket and Unix ms | ten minutes after a refusal |
 | `{ms:k}:task:<id>` | HASH | while the task lives, then RESULT_TTL_S |
 | `{ms:k}:log:<id>` | STREAM `1-0`, `2-0`, … | as the task |
-| `{ms:k}:tomb:<id>` | STRING caller | a day longer than the task |
+| `{ms:k}:tomb:<id>` | STRING caller | a day after the task was withdrawn |
+| `{ms:k}:tombs:<span>:<head>` | HASH mark of an id → caller | a day longer than those tasks |
 | `{ms:k}:idem:<hash of caller and key>` | HASH task, body | a day |
 | `{ms:k}:ticket:<hash of task and ticket>` | STRING caller and limits | a minute, or until used |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
@@ -117,8 +118,12 @@ class Keys:
         return f"{self.tag}:log:{task_id}"
 
     def tomb(self, task_id: str) -> str:
-        """What is left of a task whose log has expired."""
+        """That a task was withdrawn: its submit may be on its way yet."""
         return f"{self.tag}:tomb:{task_id}"
+
+    def tombs(self, span: int, head: str) -> str:
+        """What is left of tasks that expired in a quarter of a day, and whose ids begin alike."""
+        return f"{self.tag}:tombs:{span}:{head}"
 
     def idempotency(self, caller: str, key: str) -> str:
         """What a caller's idempotency key stands for; hashed, since both are the caller's text."""

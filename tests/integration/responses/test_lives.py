@@ -9,6 +9,7 @@ from openai.types.responses import Response
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.responses import chat_text, directed, ended, task_of
+from tests.support.tombs import tombs_of
 from tests.support.waiting import eventually
 
 from millstream.shared.keys import Keys
@@ -95,8 +96,8 @@ async def test_delete(
     assert refused.value.code == "previous_response_not_found"
     keys = Keys(0)
     task_id = task_of(created.id)
-    for key in (keys.task(task_id), keys.log(task_id), keys.tomb(task_id)):
-        assert not await shared_fleet.redis.exists(key)
+    assert not await shared_fleet.redis.exists(keys.task(task_id), keys.log(task_id))
+    assert not await tombs_of(shared_fleet.redis, task_id)
     await shared_fleet.quiet()
 
 

@@ -7,9 +7,7 @@ local id, pod = ARGV[1], ARGV[3]
 clear_broken(id)
 local task = redis.call('HMGET', KEYS[1], 'state', 'caller', 'seq', 'model', 'followers', 'entry',
   'rewound_at')
-if not task[1] then
-  return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
-end
+if not task[1] then return {missing(id, ARGV[2])} end
 if task[2] ~= ARGV[2] then return {'unknown'} end
 if task[7] and tonumber(ARGV[4]) >= tonumber(task[7]) then return {'rewound'} end
 local unfinished = task[1] == 'queued' or task[1] == 'running'

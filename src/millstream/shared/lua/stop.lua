@@ -9,9 +9,7 @@
 -- -> {state, prompt tokens, completion tokens, 1 if this call has ended it} | {'unknown'} | {'expired'} | {'short'}
 local id, left_by = ARGV[1], ARGV[4]
 local task = read_task(id)
-if not task.state then
-  return {redis.call('GET', tomb_key(id)) == ARGV[2] and 'expired' or 'unknown'}
-end
+if not task.state then return {missing(id, ARGV[2])} end
 if task.caller ~= ARGV[2] then return {'unknown'} end
 local wanted = left_by ~= '' and (
   redis.call('HGET', KEYS[1], 'orphan_ms') == '0' or without(task.followers, left_by) ~= '')

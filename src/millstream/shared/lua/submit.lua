@@ -12,6 +12,7 @@
 --       pod: follows the tasks from their first event on
 -- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms} | {'crowded', retry_ms}
 --    crowded: as many of the caller wait as may; ids: with spaces between; eta_ms -1: nothing runs or was measured
+local RESENT_MS = 60000 -- a submit is not sent again later
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
 local more = cmsgpack.unpack(ARGV[10])
 local ids, count = id, 1 + #more / 2
@@ -100,8 +101,11 @@ if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
   task = read_task(id)
   return accepted(redis.call('ZSCORE', line_key(model), standing(id, task)) and position() or 0)
 end
--- Its pod has given up on it and told so: this comes too late, and nobody hears the answer.
-if redis.call('EXISTS', tomb_key(id)) == 1 then return {'full', 0} end
+-- Its pod has given up on it and told so, or its result has expired since: this comes too late, and
+-- nobody hears the answer.
+if redis.call('EXISTS', withdrawn_key(id)) == 1 or buried(id, caller, RESENT_MS) then
+  return {'full', 0}
+end
 local waiting = redis.call('ZCARD', line_key(model))
 if waiting + count > tonumber(ARGV[5]) then
   return {'full', ARGV[16] == '1' and promise_ms(running) or 0}

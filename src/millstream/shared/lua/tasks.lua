@@ -140,9 +140,10 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
   end
   redis.call('ZREM', due_key(), id)
   if task.state == 'queued' then step_out(task.model, standing(id, task)) end
-  redis.call('EXPIRE', task_key(id), result_ttl_s)
-  redis.call('EXPIRE', log_key(id), result_ttl_s)
-  redis.call('SET', tomb_key(id), task.caller or '', 'EX', int(result_ttl_s + TOMB_EXTRA_S))
+  local expires = now + result_ttl_s * 1000
+  redis.call('PEXPIREAT', task_key(id), int(expires))
+  redis.call('PEXPIREAT', log_key(id), int(expires))
+  bury(id, task.caller or '', expires)
   if task.started then measured(task, now) end
   count_usage(task, now, 1)
   post(task.followers, {id, tonumber(seq), kind, '', data})

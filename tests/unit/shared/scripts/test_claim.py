@@ -227,6 +227,7 @@ async def test_names_are_spelled_as_in_python() -> None:
         shard.fair(""), shard.due(),
     ):  # fmt: skip
         assert f"tag .. '{name.removeprefix(shard.tag)}'" in text
+    assert "tag .. ':tombs:' .. int(span) .. ':' .. head" in text
     for name in (shard.turns("x", "y"), shard.spent("x", "y")):
         head = name.removeprefix(shard.tag).removesuffix("x:y")
         assert f"tag .. '{head}' .. level .. ':' .. model" in text

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from tests.support.script_bench import SHARD, Bench, row
+from tests.support.tombs import tombs_of
 
 from millstream.shared.events import Event, decode_pod_message
 from millstream.shared.steps import (
@@ -56,8 +57,8 @@ async def test_a_deleted_task_has_never_been(bench: Bench, pubsub: Any, state: s
     assert not await bench.scripts.delete(SHARD, task_id=task_id, caller="bob", result_ttl_s=10)
     assert await bench.state(task_id) == state
     assert await bench.scripts.delete(SHARD, task_id=task_id, caller="ann", result_ttl_s=10)
-    for key in (SHARD.task(task_id), SHARD.log(task_id), SHARD.tomb(task_id)):
-        assert not await bench.client.exists(key)
+    assert not await bench.client.exists(SHARD.task(task_id), SHARD.log(task_id))
+    assert not await tombs_of(bench.client, task_id)
     assert await bench.queue_length() == 0
     assert await bench.stop(task_id) == ("unknown", 0, 0, False)
     follow = bench.scripts.follow(SHARD, task_id=task_id, caller="ann", pod="p", after=0, count=10)
