@@ -17,9 +17,10 @@ import time
 from pathlib import Path
 
 import httpx
-from benchmarks.support.report import Row, finish
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
+
+from benchmarks.support.report import Row, finish
 
 TOKENS = 20
 HEAVY, LIGHT = 100, 10

@@ -23,15 +23,15 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.support.local_fleet import LocalFleet
+from tests.support.store import Store
+
 from benchmarks.support.alone import PROMPTS, Alone
 from benchmarks.support.asker import Asker, asker
 from benchmarks.support.crowd import post
 from benchmarks.support.processes import cpu_s
 from benchmarks.support.report import Row, finish
 from benchmarks.support.servers import SERVERS, serving
-from tests.support.local_fleet import LocalFleet
-from tests.support.store import Store
-
 from millstream.worker.engines.conversions import find_conversion
 from millstream.worker.engines.model_source import bundled_file
 

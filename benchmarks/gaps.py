@@ -15,10 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx
-from benchmarks.support.report import Row, finish
 from tests.support.faults import LEASE_S, Watched, prompt, submit, watch
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
+
+from benchmarks.support.report import Row, finish
 
 STREAMS, RATE, TOKENS, STRUCK_AT = 8, 30, 180, 30
 BOUND_S = 60.0  # on hangs

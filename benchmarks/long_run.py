@@ -28,6 +28,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import uvloop
+from tests.support.local_fleet import LocalFleet
+from tests.support.store import Store
+
 from benchmarks.support.fleet_samples import (
     key_kinds,
     process_figures,
@@ -37,8 +40,6 @@ from benchmarks.support.fleet_samples import (
 from benchmarks.support.half_load import REAL, Clients
 from benchmarks.support.report import about
 from benchmarks.support.tally import Tally
-from tests.support.local_fleet import LocalFleet
-from tests.support.store import Store
 
 WINDOWS = 12
 SECOND, LAST = slice(3, 6), slice(9, 12)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 
 from benchmarks.support.alone import PROMPTS, Alone
 from benchmarks.support.report import Row, finish
-
 from millstream.shared.schemas import Message
 
 LENGTH = 1000

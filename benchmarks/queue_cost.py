@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.report import Row, finish
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
 
+from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id

@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvloop
+
 from benchmarks.support import peers
 from benchmarks.support.crowd import chat, crowd, get
 from benchmarks.support.floor import send_us
 from benchmarks.support.processes import Started, pod, valkey
 from benchmarks.support.report import Row, finish
 from benchmarks.support.writer import Writer, open_writer
-
 from millstream.api.streams import FAR_HINT_S
 
 PACED, RATE = 100, 30

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.processes import AS_EMBEDDED
-from benchmarks.support.report import Row, finish
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
 
+from benchmarks.support.processes import AS_EMBEDDED
+from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import httpx
 import psutil
-from benchmarks.support.report import Row, finish
 from tests.support import native
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
+
+from benchmarks.support.report import Row, finish
 
 IDLE = 1000
 SETTLE_S = 3.0

@@ -24,11 +24,12 @@ import time
 from collections.abc import Sequence
 
 import uvloop
+from tests.support.ports import free_port
+
 from benchmarks.support import peers
 from benchmarks.support.crowd import chat, post
 from benchmarks.support.processes import Started, pod, started, valkey, worker
 from benchmarks.support.report import Row, finish
-from tests.support.ports import free_port
 
 TOKENS = 4
 CLIENTS = 16

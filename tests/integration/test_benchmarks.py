@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from benchmarks.run import FULL
 from benchmarks.support.half_load import SHARES, UNKNOWN, Clients
@@ -37,6 +40,24 @@ def test_what_a_first_token_takes(tmp_path: Path) -> None:
     told = json.dumps(figures(tmp_path, "ttft", *few))
     assert "added_p50_ms" in told
     assert "submits_per_core_s" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_what_it_started(number: int) -> None:
+    command = [sys.executable, "-m", "benchmarks.relay", "--no-peers", "--only", "in step"]
+    process = psutil.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    children: list[psutil.Process] = []
+    while len(children) < 3:  # a Valkey, a pod and the clients
+        assert process.poll() is None
+        children = process.children(recursive=True)
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
 
 
 async def test_the_clients_of_the_long_run_get_what_they_ask_for(fleet: LocalFleet) -> None:

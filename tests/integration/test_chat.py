@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from functools import partial
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from tests.support import sse
 from tests.support.link import Way
 from tests.support.local_fleet import LocalFleet
@@ -17,14 +15,6 @@ from tests.support.waiting import eventually
 from millstream.fleet.chaos.link import Link
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(shared_fleet: LocalFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{shared_fleet.url}/v1", api_key="none", max_retries=0
-    ) as session:
-        yield session
 
 
 def ask(text: str) -> list[dict[str, str]]:

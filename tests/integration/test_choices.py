@@ -3,25 +3,15 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(shared_fleet: LocalFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{shared_fleet.url}/v1", api_key="none", max_retries=0
-    ) as session:
-        yield session
 
 
 def body(n: int, prompt: str = "hello", seed: int | None = 7, **directive: object) -> dict:

@@ -1,26 +1,16 @@
 """Text completions through a real pod, Valkey and worker, as the official client sees them."""
 
 import json
-from collections.abc import AsyncIterator
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 
 from millstream.worker.engines.fake_script import FakeTokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(shared_fleet: LocalFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{shared_fleet.url}/v1", api_key="none", max_retries=0
-    ) as session:
-        yield session
 
 
 def directed(prompt: str = "hello", **directive: object) -> str:

@@ -4,31 +4,15 @@ import asyncio
 import json
 import math
 import signal
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-import pytest_asyncio
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(shared_fleet: LocalFleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{shared_fleet.url}/v1", api_key="none", max_retries=0
-    ) as session:
-        yield session
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def http(shared_fleet: LocalFleet) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=25) as session:
-        yield session
 
 
 def directed(prompt: str = "hello", **directive: object) -> str:

@@ -1,23 +1,15 @@
 """The native form: tasks that are left, resumed, read by many, and stopped."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import pytest_asyncio
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read, submit
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def http(shared_fleet: LocalFleet) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as client:
-        yield client
 
 
 async def test_a_task_from_submit_to_end(http: httpx.AsyncClient) -> None:

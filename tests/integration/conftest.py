@@ -1,4 +1,4 @@
-"""Who asks for responses: the official client, and one that sees the bytes."""
+"""Who asks a fleet that several tests share: the official client, and one that sees the bytes."""
 
 from collections.abc import AsyncIterator
 
@@ -18,5 +18,5 @@ async def client(shared_fleet: LocalFleet) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def http(shared_fleet: LocalFleet) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as session:
+    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=25) as session:
         yield session
