@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,6 +28,19 @@ def test_what_a_token_costs_a_worker(tmp_path: Path) -> None:
     assert row["streams"] == 2
     assert row["worker_us"] > 0
     assert row["pipeline_us"] > 0
+
+
+@pytest.mark.model
+@pytest.mark.timeout(90)
+def test_what_a_dtype_costs_in_quality(tmp_path: Path) -> None:
+    told = figures(tmp_path, "quality", "--tokens", "64", "--dtypes", "float32", "bfloat16")
+    rows = [row["figures"] for row in told["rows"]]
+    assert len(rows) == 8
+    for row in rows[:4]:
+        assert (row["over_float32"], row["likeliest_as_float32_percent"]) == (1, 100)
+    for row in rows[4:]:
+        assert 0.9 < row["over_float32"] < 1.1
+        assert row["likeliest_as_float32_percent"] > 80
 
 
 def test_what_a_token_costs_a_pod(tmp_path: Path) -> None:
@@ -86,7 +100,7 @@ def test_all_targets_are_told_in_one_table() -> None:
     assert {line.count("|") for line in lines} == {5}
 
 
-def figures(folder: Path, name: str, *arguments: str) -> list[dict[str, float]]:
+def figures(folder: Path, name: str, *arguments: str) -> Any:
     """What a benchmark leaves for machines."""
     left = folder / "figures.json"
     command = [sys.executable, "-m", f"benchmarks.{name}", *arguments, "--json", str(left)]
