@@ -86,7 +86,8 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
     runner = Runner(
         NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
         Filters(), WorkerMetrics(), AttemptTraces(None, "w"),
-        on_unwritten=publisher.mark, on_engine_error=lambda job, error: None, on_room=lambda: None,
+        on_unwritten=publisher.mark, on_engine_error=lambda job, error: None,
+        on_left=lambda job: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'
     for _ in range(streams):

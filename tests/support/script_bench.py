@@ -18,6 +18,8 @@ from millstream.shared.steps import (
 
 SHARD = Keys(0)
 LEASE_S = 0.15
+RUNG = 1_000_000
+"""Is added to the load of a worker that was rung and has not claimed since."""
 
 
 class Bench:
@@ -118,6 +120,10 @@ class Bench:
         times = {"created": 1000, "deadline": 3500}
         await self.client.hset(SHARD.task(task_id), mapping=times)
         await self.client.zadd(SHARD.due(), {task_id: times["deadline"]})
+
+    async def idle(self) -> dict[bytes, float]:
+        """Workers with free slots, and their loads."""
+        return dict(await self.client.zrange(SHARD.idle("m"), 0, -1, withscores=True))
 
     async def queue_length(self) -> int:
         return await self.client.xlen(SHARD.queue("m"))

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import deque
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
@@ -37,12 +38,24 @@ class Consumer:
         self._rung = False
         self._stopping = False
         self._shards = [_Shard(Keys(shard)) for shard in range(settings.shards)]
+        self._turns = deque(self._shards)
 
     def ring(self, sweep: bool = True) -> None:
         """There may be work; with `sweep`, work that another worker has let go."""
         self._sweep |= sweep
         self._rung = True
         self._bell.set()
+
+    def left(self, shard: int) -> None:
+        """A job of a shard has left: claim, unless we are rung as we should be for what comes now.
+
+        The script that ended it has told its own shard that we run one less.
+        """
+        told = self._shards[shard]
+        if told.listed is not None:
+            told.listed -= 1
+        if any(item.listed != self._runner.running for item in self._shards):
+            self.ring(sweep=False)
 
     def stop(self) -> None:
         """Claim nothing more. A claim under way is let finish: its tasks would hang on us."""
@@ -80,8 +93,8 @@ class Consumer:
         self._rung = False
         more = False
         # Not always the same one first: it would have all the slots of a worker that is never idle.
-        self._shards.append(self._shards.pop(0))
-        for shard in self._shards:
+        self._turns.rotate(-1)
+        for shard in self._turns:
             free = self._settings.max_concurrent - self._runner.running
             if free <= 0 or self._stopping:
                 self._sweep = True  # once a slot is free: others may have had none either
@@ -105,13 +118,14 @@ class Consumer:
         return more
 
     async def _claim(self, shard: "_Shard", *, free: int, sweep: bool, rung: bool) -> bool:
-        settings = self._settings
+        settings, running = self._settings, self._runner.running
+        shard.listed = None
         claims, waiting = await self._scripts.claim(
             shard.keys,
             worker=self._worker_id,
             model=settings.model_name,
             free=free,
-            running=self._runner.running,
+            running=running,
             lease_s=settings.lease_s,
             max_attempts=settings.max_attempts,
             live_ttl_s=settings.live_ttl_s,
@@ -124,6 +138,8 @@ class Consumer:
         )
         for claim in claims:
             self._runner.start(claim)
+        if len(claims) < free and waiting == 0:
+            shard.listed = running + len(claims)
         return waiting > 0 and len(claims) > 0 and not rung
 
 
@@ -135,6 +151,11 @@ class _Shard:
         self.recover = False
         """An answer may have been lost on its way: look what is ours already."""
         self.retry_at = 0.0
+        self.listed: int | None = None
+        """With how many jobs we stand among its workers with free slots, so that bells find us.
+
+        None where we do not, or do not know, or left tasks there to others: who has room then asks.
+        """
         self._delay = RETRY_FIRST_S
         self._hold_until = 0.0
 

@@ -38,7 +38,7 @@ class Runner:
         traces: Told of what begins.
         on_unwritten: Told of jobs whose logs lack something, once a step.
         on_engine_error: Told of a job whose generation the engine gave up, and why.
-        on_room: Told whenever a job has left.
+        on_left: Told of each job that has left.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Runner:
         *,
         on_unwritten: Callable[[Sequence[Job]], None],
         on_engine_error: Callable[[Job, str], None],
-        on_room: Callable[[], None],
+        on_left: Callable[[Job], None],
     ) -> None:
         self._engine = engine
         self._limits = limits
@@ -60,7 +60,7 @@ class Runner:
         self._traces = traces
         self._on_unwritten = on_unwritten
         self._on_engine_error = on_engine_error
-        self._on_room = on_room
+        self._on_left = on_left
         look, text_bytes = filters.output, engine.tokenizer.text_bytes
         allows = None if look is None else look.allows
         self._logprobs = LogprobWriter(engine.tokenizer, allows)
@@ -197,7 +197,7 @@ class Runner:
         """Forget a job that ended or is no longer ours; its generation ends within a step."""
         if self._jobs.pop(job.request_id, None) is not None:
             self._engine.cancel(job.request_id)
-            self._on_room()
+            self._on_left(job)
 
     def find(self, task_id: str, attempt: int) -> Job | None:
         """The job of this attempt, if it runs here."""

@@ -191,7 +191,7 @@ class Worker:
             self._traces,
             on_unwritten=on_unwritten,
             on_engine_error=on_engine_error,
-            on_room=lambda: consumer.ring(sweep=False),
+            on_left=lambda job: consumer.left(job.shard),
         )
         consumer = Consumer(claims, runner, settings, worker_id=self.id)
         stopped = self._stopped = Stopped(scripts, result_ttl_s=settings.result_ttl_s)

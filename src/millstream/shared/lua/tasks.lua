@@ -112,6 +112,14 @@ local function count_usage(task, ended, times)
   end
 end
 
+-- One of a worker's tasks has ended. A worker with room asks for no more then, so this keeps the order
+-- in which workers are rung; one that does not stand there was full, and asks. Never below nothing.
+local function lighten(model, worker)
+  local idle = idle_key(model)
+  local score = redis.call('ZADD', idle, 'XX', 'INCR', '-1', worker)
+  if score and score % RUNG == RUNG - 1 then redis.call('ZADD', idle, score + 1, worker) end
+end
+
 -- End a task, as read: its last event, its state, its place in the queue, its remaining life.
 -- `kind` is completed (detail: finish reason), cancelled, or failed (detail: error JSON). `data` is
 -- made from them where it is not given.
@@ -140,6 +148,7 @@ local function finish(id, task, kind, detail, result_ttl_s, data)
   end
   redis.call('ZREM', due_key(), id)
   if task.state == 'queued' then step_out(task.model, standing(id, task)) end
+  if (task.worker or '') ~= '' then lighten(task.model, task.worker) end
   local expires = now + result_ttl_s * 1000
   redis.call('PEXPIREAT', task_key(id), int(expires))
   redis.call('PEXPIREAT', log_key(id), int(expires))

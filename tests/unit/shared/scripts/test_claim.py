@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from redis.exceptions import ResponseError
-from tests.support.script_bench import LEASE_S, SHARD, Bench, row
+from tests.support.script_bench import LEASE_S, RUNG, SHARD, Bench, row
 
 from millstream.shared.keys import Keys
 from millstream.shared.states import Priority
@@ -176,6 +176,44 @@ async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench, pu
             heard.append(message["channel"])
     assert {channel.decode() for channel in heard} == {SHARD.control("w1"), SHARD.control("w2")}
     await pubsub.aclose()
+
+
+@pytest.mark.parametrize("end", ["append", "stop"])
+async def test_whose_tasks_have_ended_is_rung_again(bench: Bench, pubsub: Any, end: str) -> None:
+    """It need not claim for that: two workers, short tasks on one and a long one on the other."""
+    await pubsub.ssubscribe(SHARD.control("w1"), SHARD.control("w2"))
+    for _ in range(3):
+        await bench.task()
+    short = await bench.claim("w1", free=2)
+    await bench.claim("w2")
+    await bench.claim("w1", running=2)
+    assert await bench.idle() == {b"w1": 2, b"w2": 1}
+    for claim in short:
+        if end == "append":
+            await bench.append(row(claim, 1, "a", outcome="completed", detail="stop"))
+        else:
+            await bench.stop(claim.task_id)
+    assert await bench.idle() == {b"w1": 0, b"w2": 1}
+    await bench.task()
+    assert await bench.idle() == {b"w1": RUNG, b"w2": 1}
+
+
+async def test_a_load_is_never_below_nothing(bench: Bench, pubsub: Any) -> None:
+    """A number that was too low already, and a worker that is not in the idle set."""
+    await pubsub.ssubscribe(SHARD.control("w1"))
+    for _ in range(2):
+        await bench.task()
+    first, second = await bench.claim("w1")
+    await bench.client.zadd(SHARD.idle("m"), {"w1": 0})
+    await bench.stop(first.task_id)
+    assert await bench.idle() == {b"w1": 0}
+    await bench.task()
+    assert await bench.idle() == {b"w1": RUNG}
+    await bench.stop(second.task_id)
+    assert await bench.idle() == {b"w1": RUNG}
+    (full,) = await bench.claim("w1", free=1)
+    await bench.stop(full.task_id)
+    assert await bench.idle() == {}
 
 
 async def test_a_worker_that_merely_looks_takes_all(bench: Bench) -> None:

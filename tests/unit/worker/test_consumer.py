@@ -1,0 +1,107 @@
+"""When a worker asks for work: as often as there is some, and at once where it had no free slot."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tests.support.script_bench import Bench
+from tests.support.waiting import eventually, until
+
+from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.metrics.tally import Tally
+from millstream.shared.scripts import Scripts
+from millstream.shared.settings import Settings
+from millstream.worker import consumer
+from millstream.worker.shutdown import Shutdown
+from millstream.worker.worker import Worker
+
+NEVER_S = 600.0
+
+
+class OneWorker:
+    """A worker in this process, and how often it has claimed."""
+
+    def __init__(self, worker: Worker, bench: Bench) -> None:
+        self.worker = worker
+        self.bench = bench
+        self._before = 0
+
+    async def claimed(self, times: int) -> None:
+        """Claims were answered so often since the last look, and no more come."""
+
+        def count() -> int:
+            return self.worker._calls.seconds.get("claim", Tally(())).count - self._before
+
+        await until(lambda: count() >= times)
+        assert await self.bench.idle() is not None  # had another been sent, it would be answered
+        assert count() == times
+        self._before += times
+
+    async def task(self, *, tokens: int = 2, delay_s: float = 0) -> str:
+        directive = f'@fake {{\\"tokens\\": {tokens}, \\"delay_s\\": {delay_s}}}'
+        request = f'{{"model": "m", "prompt": "{directive}"}}'
+        return await self.bench.task(request=request.encode())
+
+    async def ended(self, task_id: str, state: str = "completed") -> None:
+        """Return once a task has ended and the worker knows of it."""
+
+        async def over() -> bool:
+            return await self.bench.state(task_id) == state
+
+        await eventually(over, what="the task's end")
+        await until(lambda: all(job.task_id != task_id for job in self.worker._jobs()))
+
+
+@asynccontextmanager
+async def one_worker(url: str, scripts: Scripts, **changes: int) -> AsyncIterator[OneWorker]:
+    settings = Settings(
+        redis_url=url, engine="fake", model="m", lease_s=NEVER_S, drain_s=5, **changes
+    )
+    shutdown = Shutdown()
+    worker = Worker(settings, shutdown)
+    running = asyncio.create_task(worker.run())
+    try:
+        one = OneWorker(worker, Bench(scripts))
+        await until(lambda: [control.opened for control in worker._controls] == [1])
+        await one.claimed(2)  # when it began, and when its channel was open
+        yield one
+        shutdown.begin()
+        assert await running == 0
+    finally:
+        await cancel_until_done([running])
+
+
+@pytest.fixture(autouse=True)
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "POLL_MOST_S", NEVER_S)
+
+
+async def test_a_worker_with_room_claims_once_a_task(redis_url: str, scripts: Scripts) -> None:
+    async with one_worker(redis_url, scripts, max_concurrent=2) as one:
+        for _ in range(5):
+            await one.ended(await one.task())
+        await one.claimed(5)
+        stopped = await one.task(tokens=2, delay_s=NEVER_S)
+        await until(one.worker._jobs)
+        await one.bench.stop(stopped)
+        await one.ended(stopped, "cancelled")
+        await one.claimed(1)
+        assert await one.bench.idle() == {one.worker.id.encode(): 0}
+
+
+async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
+    redis_url: str, scripts: Scripts
+) -> None:
+    async with one_worker(redis_url, scripts, max_concurrent=1) as one:
+        first = await one.task(delay_s=NEVER_S)
+        await until(one.worker._jobs)
+        second = await one.task(delay_s=NEVER_S)
+        assert await one.bench.idle() == {}
+        await one.bench.stop(first)
+        await until(lambda: [job.task_id for job in one.worker._jobs()] == [second])
+        await one.claimed(2)
+        await one.bench.stop(second)
+        await one.ended(second, "cancelled")
+        await one.claimed(1)
+        assert await one.bench.idle() == {one.worker.id.encode(): 0}
