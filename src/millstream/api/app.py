@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from millstream import __version__
 from millstream.api.auth.authenticator import Authenticator
+from millstream.api.direct import Direct
 from millstream.api.errors import install_error_handlers
 from millstream.api.farewell import Farewell
 from millstream.api.metrics import PodMetrics
@@ -76,25 +77,30 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         redirect_slashes=False,  # its Location would repeat whatever Host a client sends
     )
     install_error_handlers(app, counts)
-    for module in (
-        chat,
-        completions,
-        responses,
-        models,
-        tasks,
-        simple,
-        sockets,
-        usage,
-        health,
-        metrics,
-        fleet,
-        pages,
-    ):
-        app.include_router(module.router)
+    routers = [
+        module.router
+        for module in (
+            chat,
+            completions,
+            responses,
+            models,
+            tasks,
+            simple,
+            sockets,
+            usage,
+            health,
+            metrics,
+            fleet,
+            pages,
+        )
+    ]
+    for router in routers:
+        app.include_router(router)
     app.mount("/static", pages.static_files())
     describe(app)
     allowed = authenticator.pages
-    served = Farewell(Traced(app) if tracing_wanted() else app, counts)
+    direct = Direct(app, routers)
+    served = Farewell(Traced(direct, app.state) if tracing_wanted() else direct, counts)
     if not (allowed.all or allowed.private or allowed.listed):
         return app, SecurityHeaders(served)
     # Who may read an answer. Whether a page of a fleet without keys may ask is decided before.

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.datastructures import Headers, State
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.shared.schemas import TaskRequest
 from millstream.shared.tracing import request_attributes
@@ -80,18 +79,20 @@ class Traced:
     """An ASGI middleware, used only where traces are wanted.
 
     Args:
-        app: What it wraps; its `state.tracing` makes the spans, or is None.
+        app: What it wraps.
+        state: Of the application; its `tracing` makes the spans, or is None.
     """
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: ASGIApp, state: State) -> None:
         self._app = app
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve as the application does."""
-        if scope["type"] == "lifespan" or self._app.state.tracing is None:
+        if scope["type"] == "lifespan" or self._state.tracing is None:
             await self._app(scope, receive, send)
             return
-        trace = RequestTrace(self._app.state.tracing, scope)
+        trace = RequestTrace(self._state.tracing, scope)
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
