@@ -292,11 +292,14 @@ class Admission:
 
     def _check(self, requests: Sequence[TaskRequest]) -> None:
         settings = self._settings
-        different = {
-            (request.messages, request.prompt, request.prompt_ids): request for request in requests
-        }
-        size = sum(request.prompt_chars for request in different.values())
         first = requests[0]
+        size = first.prompt_chars
+        if len(requests) > 1:  # of those that are alike, one
+            different = {
+                (request.messages, request.prompt, request.prompt_ids): request
+                for request in requests
+            }
+            size = sum(request.prompt_chars for request in different.values())
         if size > settings.max_prompt_chars:
             raise InvalidRequest(
                 f"The prompt has {size} characters; {settings.max_prompt_chars} are the most.",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from millstream.shared.errors import InvalidRequest, RequestTooLarge
 
@@ -88,10 +88,14 @@ async def _read(request: Request, most: int) -> bytes:
     if length.isdecimal() and int(length) > most:
         raise too_large
     parts: list[bytes] = []
-    size = 0
+    size, more = 0, True
     try:
         async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise InvalidRequest("The body ended early.", code="invalid_json")
+                part, more = message.get("body", b""), message.get("more_body", False)
                 size += len(part)
                 if size > most:
                     raise too_large
@@ -100,8 +104,6 @@ async def _read(request: Request, most: int) -> bytes:
         raise InvalidRequest(
             f"The body did not come within {BODY_S:g} s.", code="body_timeout"
         ) from None
-    except ClientDisconnect:
-        raise InvalidRequest("The body ended early.", code="invalid_json") from None
     return b"".join(parts)
 
 

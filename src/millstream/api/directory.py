@@ -33,6 +33,8 @@ class Directory:
         self._read_at = 0.0
         self._workers: list[WorkerInfo] = []
         self._remembered: dict[str, float] = {}
+        self._known = self._all_known()
+        """All models that the fleet knows."""
 
     async def load(self) -> None:
         """Have a first view, however long that takes.
@@ -63,6 +65,7 @@ class Directory:
     async def _read(self) -> None:
         self._workers = await read_workers(self._scripts, lease_s=self._settings.lease_s)
         self._remembered = await self._scripts.remembered_models()
+        self._known = self._all_known()
         self._read_at = time.monotonic()
 
     async def workers(self) -> list[WorkerInfo]:
@@ -84,7 +87,7 @@ class Directory:
         sizes = (worker.vocabulary for worker in self._workers if worker.model == model)
         return min(filter(None, sizes), default=0)
 
-    def _known(self) -> set[str]:
+    def _all_known(self) -> set[str]:
         known = {worker.model for worker in self._workers} | self._remembered.keys()
         known |= self._settings.on_demand
         if self._settings.model:
@@ -105,15 +108,15 @@ class Directory:
             InvalidRequest: none was named, and there are several.
         """
         await self._refresh(FRESH_S)
-        if not self._known():
+        if not self._known:
             await self._refresh(0)  # the first worker may have joined since this pod started
-        elif name is not None and name not in self._known():
+        elif name is not None and name not in self._known:
             await self._refresh(MISS_S)
-        known = self._known()
+        known = self._known
         if not known:
             raise NoWorker(f"No worker has joined the fleet yet (see {MODELS}).", retry_after_s=5)
         if allowed is not None:
-            known &= allowed
+            known = known & allowed  # not in place: it is the whole fleet's
         if name is not None:
             if name in known:
                 return name

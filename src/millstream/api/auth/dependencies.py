@@ -1,5 +1,6 @@
 """What routes ask for to know whose request it is: each says by its parameter who may come in."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, Query
@@ -12,7 +13,10 @@ from millstream.shared.errors import NotAllowed
 
 async def caller_of(connection: HTTPConnection, pod: CurrentPod) -> Caller:
     """Whose request or WebSocket it is."""
-    return await pod.authenticator.caller(connection.headers, connection.query_params)
+    query: Mapping[str, str] = {}
+    if connection.scope["query_string"]:  # few have one
+        query = connection.query_params
+    return await pod.authenticator.caller(connection.headers, query)
 
 
 async def reader_of(

@@ -65,7 +65,7 @@ class Asked:
             *tasks,
             caller=self.caller,
             idempotency_key=key,
-            route=self.request.url.path,
+            route=self.request.scope["path"],
             body=body,
             # Who sends a key means to come back for the answer, as does who lets it run on its own:
             # it is not bound to this connection.

@@ -43,7 +43,7 @@ async def create_task(asked: AskedHere) -> JSONResponse:
         ),
         caller=asked.caller,
         idempotency_key=asked.idempotency_key,
-        route=asked.request.url.path,
+        route=asked.request.scope["path"],
         body=raw,
         priority=Priority(body.priority) if body.priority else None,
         deadline_s=body.deadline_s,
