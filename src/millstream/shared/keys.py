@@ -21,7 +21,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:idem:<hash of caller and key>` | HASH task, body | a day |
 | `{ms:k}:ticket:<hash of task and ticket>` | STRING caller and limits | a minute, or until used |
 | `{ms:k}:dead:<model>` | STREAM | the last 1,000 tasks that failed by MAX_ATTEMPTS |
-| `{ms:k}:usage:<caller>:<day>` | HASH what and model → count | 40 days after the last end |
+| `{ms:k}:usage:<caller>:<day>` | HASH what and model → count | 40 days |
 | `{ms:k}:callers:<day>` | SET of those who used something that day | as those |
 | `{ms:k}:requests:<caller>` | ZSET id → ms | two minutes after the last request |
 | `{ms:k}:tokens:<caller>` | ZSET id and amount → ms | as those |

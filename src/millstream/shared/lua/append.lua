@@ -62,11 +62,20 @@ local function write(row)
       end
     end
   end
-  if not prompt_tokens then redis.call('HSET', key, 'prompt_tokens', prompt) end
-  if message then
+  if message and prompt_tokens then
     redis.call('HSET', key, 'seq', seq, 'tokens', tokens)
+  elseif message then
+    redis.call('HSET', key, 'seq', seq, 'tokens', tokens, 'prompt_tokens', prompt)
+  elseif not prompt_tokens then
+    redis.call('HSET', key, 'prompt_tokens', prompt)
+  end
+  if message then
     local due = cost_of(prompt, tokens) - (paid or 0)
-    if due > 0 then pay_ahead(id, read_task(id), due) end
+    if due > 0 then
+      local task = read_task(id)
+      pay_ahead(task, due)
+      redis.call('HSET', key, 'paid', task.paid)
+    end
     if message[2] == 1 then redis.call('EXPIRE', log, redis.call('TTL', key)) end
     post(followers, message)
     if (followers or '') == '' and orphan_ms ~= '0' and orphaned(key, tonumber(orphan_ms)) then
@@ -75,7 +84,7 @@ local function write(row)
     end
   end
   if outcome ~= '' and last == seq then
-    finish(id, read_task(id), outcome, row[6], result_ttl_s)
+    finish(id, fields_of(id), outcome, row[6], result_ttl_s)
     return seq + 1
   end
   return seq

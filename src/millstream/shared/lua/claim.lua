@@ -21,8 +21,6 @@ local max_task_ms = tonumber(ARGV[12])
 local now = now_ms()
 local suspects = tonumber(ARGV[13])
 local rows = {}
-pending(queue) -- makes the group where it is missing
-redis.call('ZREM', idle_key(model), me)
 
 local function drop(entry)
   redis.call('XACK', queue, GROUP, entry)
@@ -82,10 +80,10 @@ end
 
 local function start(id, task)
   task.attempt = int(task.attempt + 1)
-  redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
-    'started', int(now))
   task.request = redis.call('HGET', task_key(id), 'request')
-  pay_turn(id, task, #(task.request or '') / 4) -- nobody has counted the prompt's tokens yet
+  pay_turn(task, #(task.request or '') / 4) -- nobody has counted the prompt's tokens yet
+  redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
+    'started', int(now), 'paid', task.paid)
   step_out(model, standing(id, task))
   give(id, task)
 end
@@ -108,6 +106,16 @@ local function take(entry)
   end
 end
 
+-- Make an entry this worker's; false where somebody has deleted it.
+local function own(entry)
+  local answer = redis.pcall('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
+  if answer.err then
+    pending(queue) -- makes the group, if it was that
+    answer = redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
+  end
+  return #answer > 0
+end
+
 -- Whoever is next in the line; it leaves it for good.
 local function serve(member)
   local id = string.match(member, '[^:]*$')
@@ -115,12 +123,9 @@ local function serve(member)
   if task.state == 'queued' and overdue(task) then
     end_overdue(id, task, result_ttl_s)
   elseif task.state == 'queued' then
+    local there = own(task.entry)
     start(id, task)
-    local entry = task.entry
-    if #redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID') == 0 then
-      entry = entry_of(id, model, entry) -- somebody deleted it
-      redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
-    end
+    if not there then own(entry_of(id, model, task.entry)) end
     if member == standing(id, task) then return end -- it has stepped out
   end -- else: expired, or an older version's script ended or started it
   step_out(model, member)
@@ -129,6 +134,7 @@ end
 -- The stream and the line tell of different tasks: a key was deleted, the group was made anew, or a
 -- process of an older version put a task into the stream alone. Afterwards they agree.
 local function mend()
+  pending(queue) -- makes the group where it is missing
   local lined = {}
   for _, member in ipairs(redis.call('ZRANGE', line_key(model), 0, -1)) do
     local id = string.match(member, '[^:]*$')
@@ -180,6 +186,7 @@ local function is_new(group)
   return false
 end
 
+if recover or sweep then pending(queue) end -- makes the group where it is missing
 if recover then -- an answer to an earlier claim was lost: what we own, under the attempt it has
   for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', 1000,
       'STREAMS', queue, '0')[1][2]) do
@@ -190,12 +197,18 @@ if recover then -- an answer to an earlier claim was lost: what we own, under th
   end
 end
 
+local held = 0
 if sweep then
+  redis.call('EXPIRE', queue, QUEUE_TTL_S)
   end_due(result_ttl_s)
   if is_new(GROUP) then seek() end
-  if redis.call('XLEN', queue) - pending(queue) ~= redis.call('ZCARD', line_key(model)) then mend() end
+  held = pending(queue)
+  if redis.call('XLEN', queue) - held ~= redis.call('ZCARD', line_key(model)) then
+    mend()
+    held = pending(queue)
+  end
 end
-if sweep and #rows < free and pending(queue) > 0 then
+if held > 0 and #rows < free then
   local cursor, rounds = '0-0', 0
   repeat
     local answer = redis.call('XAUTOCLAIM', queue, GROUP, me, lease_ms, cursor,
@@ -216,27 +229,30 @@ local waiting = redis.call('ZCARD', line_key(model))
 if waiting > 0 and #rows < free then
   local most = free
   if rung then
-    local load, others = running + #rows + waiting, redis.call('ZRANGE', idle_key(model), 0, 63,
-      'WITHSCORES')
-    for at = 2, #others, 2 do load = load + others[at] % RUNG end
-    most = math.min(free, math.ceil(load / (1 + #others / 2)) - running)
+    local load, others = running + #rows + waiting, 0
+    local idle = redis.call('ZRANGE', idle_key(model), 0, 63, 'WITHSCORES')
+    for at = 1, #idle, 2 do
+      if idle[at] ~= me then load, others = load + idle[at + 1] % RUNG, others + 1 end
+    end
+    most = math.min(free, math.ceil(load / (1 + others)) - running)
   end
-  while #rows < most do
+  while waiting > 0 and #rows < most do
     local member = next_in_line(model)
     if not member then
       mend()
-      member = next_in_line(model)
+      waiting, member = redis.call('ZCARD', line_key(model)), next_in_line(model)
       if not member then break end
     end
     serve(member)
+    waiting = waiting - 1
   end
-  waiting = redis.call('ZCARD', line_key(model))
   if waiting > 0 then ring(model, 'new', me) end
 end
-if #rows < free then
-  redis.call('ZADD', idle_key(model), int(running + #rows), me)
+-- What need not be kept alive by each claim is by those that sweep, of which a worker makes one a second.
+if #rows >= free then
+  redis.call('ZREM', idle_key(model), me)
+elseif redis.call('ZADD', idle_key(model), int(running + #rows), me) == 1 or sweep then
   redis.call('EXPIRE', idle_key(model), 3600)
 end
-redis.call('EXPIRE', queue, QUEUE_TTL_S)
 send_posts()
 return {rows, waiting}

@@ -20,11 +20,22 @@ local function tenant_of(task)
   return task.tenant
 end
 
-local function clock_of(level, model)
-  return tonumber(redis.call('HGET', fair_key(model), level) or '') or 0
+-- A model's clocks, as this call has read or set them: it is alone.
+local read_clocks = {}
+local function clocks_of(model)
+  local clocks = read_clocks[model]
+  if not clocks then
+    clocks = {}
+    local fields = redis.call('HGETALL', fair_key(model))
+    for at = 1, #fields, 2 do clocks[fields[at]] = tonumber(fields[at + 1]) end
+    read_clocks[model] = clocks
+  end
+  return clocks
 end
+local function clock_of(level, model) return clocks_of(model)[level] or 0 end
 
 local function set_clock(level, model, time)
+  clocks_of(model)[level] = time
   if redis.call('HSET', fair_key(model), level, exact(time)) > 0 then
     redis.call('EXPIRE', fair_key(model), QUEUE_TTL_S)
   end
@@ -43,21 +54,27 @@ local function join(level, model, who)
 end
 
 -- Somebody has nothing more to wait for. Once nobody waits the clock goes on to the least counter.
--- What lies behind the clock is as good as nothing, and not kept.
+-- What lies behind the clock is as good as nothing, and not kept. -> whether anybody waits
 local function leave(level, model, who)
   local turns, spent = turns_key(level, model), spent_key(level, model)
-  local used = redis.call('ZSCORE', turns, who)
-  if not used then return end
-  redis.call('ZREM', turns, who)
-  redis.call('ZADD', spent, used, who)
-  redis.call('EXPIRE', spent, QUEUE_TTL_S)
+  local used = tonumber(redis.call('ZSCORE', turns, who) or '')
+  if used then redis.call('ZREM', turns, who) end
+  local waited_for = redis.call('EXISTS', turns) == 1
+  if not used then return waited_for end
   local clock = clock_of(level, model)
-  if redis.call('EXISTS', turns) == 0 then
-    clock = math.max(clock, tonumber(redis.call('ZRANGE', spent, 0, 0, 'WITHSCORES')[2]))
+  if not waited_for then
+    local least = redis.call('ZRANGE', spent, 0, 0, 'WITHSCORES')[2]
+    clock = math.max(clock, math.min(used, tonumber(least or used)))
     set_clock(level, model, clock)
+    if not least and used <= clock then return false end
   end
   redis.call('ZREMRANGEBYSCORE', spent, '-inf', exact(clock))
-  redis.call('ZREMRANGEBYRANK', spent, 0, -1 - MOST_SPENT)
+  if used > clock then
+    redis.call('ZADD', spent, exact(used), who)
+    redis.call('EXPIRE', spent, QUEUE_TTL_S)
+    redis.call('ZREMRANGEBYRANK', spent, 0, -1 - MOST_SPENT)
+  end
+  return waited_for
 end
 
 -- -> the counter after it
@@ -84,22 +101,21 @@ local function pay(task, tokens)
     charge(CLASSES, task.model, class, ours), ours
 end
 
--- Pay what is due and some tokens more, so that few steps have to.
-local function pay_ahead(id, task, due)
+-- Pay what is due and some tokens more, so that few steps have to. `paid` is still to be written.
+local function pay_ahead(task, due)
   task.paid = exact(tonumber(task.paid or 0) + due + OUTPUT_WEIGHT * PREPAID)
-  redis.call('HSET', task_key(id), 'paid', task.paid)
   return pay(task, due + OUTPUT_WEIGHT * PREPAID)
 end
 
 -- A task leaves the line to be run. The clocks go on to the middle of what it pays, so that whoever
 -- comes next is before this caller, and after finitely many of them so is everybody else.
-local function pay_turn(id, task, due)
-  local used, mine, all, ours = pay_ahead(id, task, due)
-  local class = class_of(task.priority)
-  local clocks = redis.call('HMGET', fair_key(task.model), class, CLASSES)
+local function pay_turn(task, due)
+  local used, mine, all, ours = pay_ahead(task, due)
+  local class, clocks = class_of(task.priority), clocks_of(task.model)
+  clocks[class] = math.max(clocks[class] or 0, used - mine / 2)
+  clocks[CLASSES] = math.max(clocks[CLASSES] or 0, all - ours / 2)
   redis.call('HSET', fair_key(task.model),
-    class, exact(math.max(tonumber(clocks[1] or 0), used - mine / 2)),
-    CLASSES, exact(math.max(tonumber(clocks[2] or 0), all - ours / 2)))
+    class, exact(clocks[class]), CLASSES, exact(clocks[CLASSES]))
   redis.call('EXPIRE', fair_key(task.model), QUEUE_TTL_S)
 end
 
@@ -126,8 +142,7 @@ local function step_out(model, member)
   local class, tenant = string.match(member, '^(%a+):(%x+):')
   redis.call('ZREM', line, member)
   if anyone(line, class .. ':' .. tenant) then return end
-  leave(class, model, tenant)
-  if redis.call('EXISTS', turns_key(class, model)) == 0 then leave(CLASSES, model, class) end
+  if not leave(class, model, tenant) then leave(CLASSES, model, class) end
 end
 
 local function least_served(level, model)

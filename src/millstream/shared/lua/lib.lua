@@ -28,9 +28,14 @@ local function ended_key(caller) return tag .. ':ended:' .. caller end
 local function pod_channel(pod) return tag .. ':pod:' .. pod end
 local function control_channel(worker) return tag .. ':ctl:' .. worker end
 
+-- The same in all of a call.
+local read_ms = nil
 local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+  if not read_ms then
+    local time = redis.call('TIME')
+    read_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+  end
+  return read_ms
 end
 
 -- Ended tasks leave a tomb, which tells an expired one from one that never was. A key each would be

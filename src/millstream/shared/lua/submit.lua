@@ -92,9 +92,9 @@ local function promise_ms(running)
   return wait
 end
 
-local running, room = pending(queue), has_room(model)
+local room = has_room(model)
 local function accepted(at)
-  return {'queued', ids, at, (at == 0 or room) and 0 or wait_ms(model, at, running)}
+  return {'queued', ids, at, (at == 0 or room) and 0 or wait_ms(model, at, pending(queue))}
 end
 
 if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
@@ -108,7 +108,7 @@ if redis.call('EXISTS', withdrawn_key(id)) == 1 or buried(id, caller, RESENT_MS)
 end
 local waiting = redis.call('ZCARD', line_key(model))
 if waiting + count > tonumber(ARGV[5]) then
-  return {'full', ARGV[16] == '1' and promise_ms(running) or 0}
+  return {'full', ARGV[16] == '1' and promise_ms(pending(queue)) or 0}
 end
 if ARGV[17] ~= '' then
   local line, tenant, mine = line_key(model), tenant_of(task), 0
@@ -117,7 +117,7 @@ if ARGV[17] ~= '' then
       '(' .. name .. ':' .. tenant .. ';')
   end
   if mine + count > tonumber(ARGV[17]) then -- one of its own is served each time all had their turn
-    local wait = wait_ms(model, redis.call('ZCARD', turns_key(class, model)), running)
+    local wait = wait_ms(model, redis.call('ZCARD', turns_key(class, model)), pending(queue))
     return {'crowded', wait < 0 and GUESS_MS or wait}
   end
 end

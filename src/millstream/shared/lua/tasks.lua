@@ -13,12 +13,15 @@ local function clear_broken(id)
   if broken then redis.call('DEL', task_key(id), log_key(id)) end
   return broken
 end
-local function read_task(id)
-  clear_broken(id)
+local function fields_of(id)
   local values = redis.call('HMGET', task_key(id), unpack(TASK_FIELDS))
   local task = {}
   for at, name in ipairs(TASK_FIELDS) do task[name] = values[at] end
   return task
+end
+local function read_task(id)
+  clear_broken(id)
+  return fields_of(id)
 end
 
 -- The entry by which an unfinished task stands in its queue. One that somebody deleted is put back,
@@ -42,10 +45,13 @@ local function entry_of(id, model, entry)
 end
 
 -- When a task has to have ended. One that has no deadline comes from a pod of an older version.
-local function set_deadline(id, at)
-  redis.call('HSET', task_key(id), 'deadline', int(at))
+local function set_due(id, at)
   redis.call('ZADD', due_key(), int(at), id)
   redis.call('EXPIRE', due_key(), QUEUE_TTL_S)
+end
+local function set_deadline(id, at)
+  redis.call('HSET', task_key(id), 'deadline', int(at))
+  set_due(id, at)
 end
 
 -- A worker whose attempt is ahead of the task's: Redis has lost its claim, for attempts only go up.
@@ -80,11 +86,11 @@ end
 local function measured(task, now)
   local cost = cost_of(tonumber(task.prompt_tokens or 0), tonumber(task.tokens or 0))
   pay(task, cost - tonumber(task.paid or 0))
-  local rate = rate_key(task.model)
-  for name, value in pairs({service_ms = now - tonumber(task.started), cost = cost}) do
-    local smoothed = tonumber(redis.call('HGET', rate, name) or '') or value
-    redis.call('HSET', rate, name, int(0.8 * smoothed + 0.2 * value))
-  end
+  local rate, service_ms = rate_key(task.model), now - tonumber(task.started)
+  local before = redis.call('HMGET', rate, 'service_ms', 'cost')
+  local function smoothed(old, new) return int(0.8 * (tonumber(old or '') or new) + 0.2 * new) end
+  redis.call('HSET', rate,
+    'service_ms', smoothed(before[1], service_ms), 'cost', smoothed(before[2], cost))
   redis.call('EXPIRE', rate, RATE_TTL_S)
 end
 
@@ -98,12 +104,11 @@ local SETTLE_TTL_S = 120 -- twice the minute in which it matters
 local function count_usage(task, ended, times)
   local caller, day = task.caller or '', math.floor(ended / DAY_MS)
   local used, callers = usage_key(caller, day), callers_key(day)
-  redis.call('HINCRBY', used, 'tasks ' .. task.model, times)
+  local count = redis.call('HINCRBY', used, 'tasks ' .. task.model, times)
   redis.call('HINCRBY', used, 'prompt_tokens ' .. task.model, int(times * (task.prompt_tokens or 0)))
   redis.call('HINCRBY', used, 'completion_tokens ' .. task.model, int(times * (task.tokens or 0)))
-  redis.call('EXPIRE', used, USAGE_TTL_S)
-  redis.call('SADD', callers, caller)
-  redis.call('EXPIRE', callers, USAGE_TTL_S)
+  if count == times then redis.call('EXPIRE', used, USAGE_TTL_S) end -- else it is there, and no day old
+  if redis.call('SADD', callers, caller) == 1 then redis.call('EXPIRE', callers, USAGE_TTL_S) end
   if times == 1 and (task.reserved or '') ~= '' then -- settled when the caller asks next
     local ended = ended_key(caller)
     redis.call('HSET', ended, task.reserved,
@@ -187,11 +192,11 @@ local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
     'priority', class_of(task.priority), 'weight', task.weight or '1', 'state', 'queued',
     'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'orphan_ms', orphan_ms,
-    'followers', task.followers or '', 'entry', task.entry)
+    'followers', task.followers or '', 'entry', task.entry, 'deadline', int(now + life_ms))
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   redis.call('EXPIRE', queue, QUEUE_TTL_S)
   line_up(id, task)
-  set_deadline(id, now + life_ms)
+  set_due(id, now + life_ms)
   ring(task.model, 'new')
 end
 

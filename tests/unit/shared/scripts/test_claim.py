@@ -152,10 +152,35 @@ async def test_a_group_made_anew_neither_loses_nor_repeats(bench: Bench) -> None
     assert await bench.queue_length() == 1
 
 
+async def test_a_missing_group_is_made_by_who_claims(bench: Bench) -> None:
+    """Also by one that does not sweep."""
+    task_id = await bench.task()
+    await bench.client.xgroup_destroy(SHARD.queue("m"), "workers")
+    (claim,) = await bench.claim("w1", sweep=False, lease_s=60)
+    assert claim.task_id == task_id
+    assert (await bench.client.xpending(SHARD.queue("m"), "workers"))["pending"] == 1
+    assert await bench.claim("w2", lease_s=60) == []
+    assert await bench.append(row(claim, 1, "a", outcome="completed", detail="stop")) == [2]
+
+
+async def test_a_sweep_keeps_alive_what_workers_need(bench: Bench) -> None:
+    await bench.task()
+    await bench.claim("w1", sweep=False)
+    names = SHARD.idle("m"), SHARD.queue("m")
+    lives = [await bench.client.ttl(name) for name in names]
+    for name in names:
+        await bench.client.expire(name, 60)
+    await bench.claim("w1", sweep=False)
+    assert [await bench.client.ttl(name) for name in names] == [60, 60]
+    await bench.claim("w1")
+    assert [await bench.client.ttl(name) for name in names] == lives == [3600, 7 * 86400]
+
+
 async def test_entries_of_tasks_that_expired_are_cleared(bench: Bench) -> None:
     task_id = await bench.task()
     await bench.client.delete(SHARD.task(task_id))
     assert await bench.claim("w1") == []
+    assert await bench.claim("w1") == []  # the next sweep: an entry for which nobody stands in line
     assert await bench.queue_length() == 0
 
 
