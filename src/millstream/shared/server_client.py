@@ -161,29 +161,76 @@ class KeptConnection:
             await self._pool.disconnect(inuse_connections=False)
 
 
-class Exchange(asyncio.Protocol):
-    """A connection on which one asks and is answered, past redis-py's stream and parser.
-
-    Answers come in the order of the questions; that of a caller who has gone is dropped. redis-py
-    has made the connection, and closes it.
+class Line(asyncio.Protocol):
+    """A connection past redis-py's stream and parser; redis-py has made it, and closes it.
 
     Args:
         connection: Of redis-py; from now on nobody else's.
+
+    Raises:
+        RedisError: it is closed already.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.silent = False
-        """Whether it was given up for its silence."""
         self._lost = False
-        self._asking: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._reader: Any = _hiredis.Reader(
             replyError=connection._parser.parse_error, notEnoughData=_NOT_YET
         )
+        if connection._writer is None:
+            raise RedisConnectionError("The connection was closed meanwhile.")
         self._transport: Any = connection._writer.transport
         self._before: Any = self._transport.get_protocol()
         """What redis-py reads by; it waits for the end where redis-py closes."""
         self._transport.set_protocol(self)
+
+    def say(self, command: tuple[Any, ...]) -> None:
+        """Send a command.
+
+        Raises:
+            RedisError: the connection is lost already.
+        """
+        if self._lost:
+            raise RedisConnectionError("The connection was closed.")
+        try:
+            self._transport.write(_hiredis.pack_command(command))
+        except RuntimeError as error:  # uvloop's word
+            raise RedisConnectionError(str(error)) from error
+
+    def data_received(self, data: bytes) -> None:
+        """Answers and messages, or parts of them."""
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not _NOT_YET:
+            self.take(answer)
+
+    def take(self, answer: Any) -> None:
+        """Do with an answer or a message what is to be done."""
+        raise NotImplementedError
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell redis-py."""
+        self._lost = True
+        self._before.connection_lost(exc)
+
+    def abort(self) -> None:
+        """Lose the connection."""
+        self._transport.abort()
+
+
+class Exchange(Line):
+    """A connection on which one asks and is answered.
+
+    Answers come in the order of the questions; that of a caller who has gone is dropped.
+
+    Args:
+        connection: As `Line`.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        super().__init__(connection)
+        self.silent = False
+        """Whether it was given up for its silence."""
+        self._asking: deque[tuple[asyncio.Future[Any], float]] = deque()
 
     @property
     def open(self) -> int:
@@ -203,43 +250,35 @@ class Exchange(asyncio.Protocol):
         Raises:
             RedisError: it is lost already.
         """
-        if self._lost:
-            raise RedisConnectionError("The connection was closed.")
-        try:
-            self._transport.write(_hiredis.pack_command(command))
-        except RuntimeError as error:  # uvloop's word
-            raise RedisConnectionError(str(error)) from error
+        self.say(command)
         future = asyncio.get_running_loop().create_future()
         self._asking.append((future, time.monotonic()))
         return future
 
-    def data_received(self, data: bytes) -> None:
-        """Answers, or parts of them."""
-        self._reader.feed(data)
-        while (answer := self._reader.gets()) is not _NOT_YET:
-            if isinstance(answer, _hiredis.PushNotification):
-                continue  # nobody has asked for it
-            future, _ = self._asking.popleft()
-            if future.done():
-                continue
-            if isinstance(answer, RedisError):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
+    def take(self, answer: Any) -> None:
+        """Give it to who has waited longest."""
+        if isinstance(answer, _hiredis.PushNotification):
+            return  # nobody has asked for it
+        future, _ = self._asking.popleft()
+        if future.done():
+            return
+        if isinstance(answer, RedisError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell all who wait."""
-        self._lost = True
-        self._before.connection_lost(exc)
+        super().connection_lost(exc)
         for future, _ in self._asking:
             if not future.done():
                 future.set_exception(RedisConnectionError("The connection was lost."))
         self._asking.clear()
 
     def abort(self) -> None:
-        """Lose the connection, for it is silent."""
+        """Lose it, for it is silent."""
         self.silent = True
-        self._transport.abort()
+        super().abort()
 
 
 class PlainSpoken:

@@ -13,6 +13,7 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from millstream.shared.connection import TRANSIENT_ERRORS, RedisError, open_subscriber
+from millstream.shared.server_client import Line
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +24,36 @@ PULSE_LOST_S = 4.0
 _PULSE = b"pulse"
 
 
-async def _as_it_is(message: Any) -> Any:
-    """Stands in for redis-py's handler, which writes each message out for a log nobody keeps."""
-    return message
+class _Listening(Line):
+    """A connection that only listens: whoever wants the messages is called with each.
+
+    Args:
+        connection: As `Line`.
+        heard: What is called. An error that it raises ends the connection.
+    """
+
+    def __init__(self, connection: Any, heard: Callable[[list[Any]], None]) -> None:
+        super().__init__(connection)
+        self._heard = heard
+        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """Why it is of no use any more."""
+
+    def take(self, answer: Any) -> None:
+        """Tell of a message, for as long as it makes sense."""
+        if self.ended.done():
+            return
+        try:
+            if isinstance(answer, RedisError):
+                raise answer
+            self._heard(answer)
+        except Exception as error:  # raised where the end is waited for
+            self.ended.set_result(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits for the end."""
+        super().connection_lost(exc)
+        if not self.ended.done():
+            self.ended.set_result(RedisConnectionError("The connection was lost."))
 
 
 class Subscription:
@@ -53,55 +81,63 @@ class Subscription:
         self._on_open = on_open
         self._on_message = on_message
         self._on_pulse = on_pulse
-        self._pubsub: Any = None
+        self._line: _Listening | None = None
         self._heard_at = 0.0
         self._unheard_since: float | None = None
         """When the first pulse was sent that has not come back."""
         self.opened = 0
         """How often it was subscribed: once, and again after every loss."""
-
-    @property
-    def open(self) -> bool:
+        self.open = False
         """Whether it hears what is published now, as far as it knows."""
-        return self._pubsub is not None
 
     async def run(self) -> None:
         """Listen for ever; cancel to end."""
         delay = RECONNECT_FIRST_S
         while True:
+            before = self.opened
             try:
-                async with open_subscriber(self._redis_url, self._channel) as opened:
-                    client: Any = opened  # redis-py does not type what it reads
-                    pubsub = client.pubsub(push_handler_func=_as_it_is)
-                    try:
-                        async with asyncio.timeout(OPEN_S):
-                            await pubsub.ssubscribe(self._channel)
-                            await pubsub.parse_response(block=True)  # from now on we are heard of
-                        self._pubsub = pubsub
-                        delay = RECONNECT_FIRST_S
-                        self.opened += 1
-                        self._unheard_since = None
-                        self._on_open()
-                        await self._listen(pubsub)
-                    finally:
-                        self._pubsub = None
-                        await pubsub.aclose()
+                async with open_subscriber(self._redis_url, self._channel) as client:
+                    await self._listen(client.connection_pool)
             except (RedisError, *TRANSIENT_ERRORS) as error:
                 logger.debug("subscription lost: %s", error)
+            if self.opened > before:
+                delay = RECONNECT_FIRST_S
             await asyncio.sleep(delay)
             delay = min(2 * delay, RECONNECT_MOST_S)
 
-    async def _listen(self, pubsub: Any) -> None:
-        while True:
-            message: list[Any] = await pubsub.parse_response(block=True)
-            if message[0] == b"smessage":
-                self._heard_at, self._unheard_since = time.monotonic(), None
-                if message[2] == _PULSE:
-                    self._on_pulse()
-                else:
-                    self._on_message(message[2])
-            elif message[0] == b"sunsubscribe":
-                raise RedisConnectionError("the channel's slot has moved to another node")
+    async def _listen(self, pool: Any) -> None:
+        """Listen until that ends; raises what ended it."""
+        async with asyncio.timeout(OPEN_S):
+            self._line = line = _Listening(await pool.get_connection(), self._heard)
+        timer = asyncio.get_running_loop().call_later(OPEN_S, self._expect_open)
+        try:
+            line.say(("SSUBSCRIBE", self._channel))
+            raise await line.ended
+        finally:
+            timer.cancel()
+            self._line = None
+            self.open = False
+            await line.connection.disconnect(nowait=True)
+            await pool.release(line.connection)
+
+    def _expect_open(self) -> None:
+        if not self.open:
+            self.drop()
+
+    def _heard(self, message: list[Any]) -> None:
+        if message[0] == b"smessage":
+            self._heard_at, self._unheard_since = time.monotonic(), None
+            if message[2] == _PULSE:
+                self._on_pulse()
+            else:
+                self._on_message(message[2])
+        elif message[0] == b"ssubscribe":  # from now on we are heard of
+            self.open = True
+            self.opened += 1
+            self._unheard_since = None
+            self._on_open()
+        elif message[0] == b"sunsubscribe":
+            raise RedisConnectionError("the channel's slot has moved to another node")
 
     async def prove(self, publish: Callable[[str, bytes], Awaitable[int]]) -> None:
         """Send a pulse, and connect again where it would not be, or has not been, heard.
@@ -124,9 +160,9 @@ class Subscription:
         if silent or (listeners == 0 and was_open and self.open):
             logger.warning("the subscription is deaf; connecting again")
             self._unheard_since = None
-            await self.drop()
+            self.drop()
 
-    async def drop(self) -> None:
+    def drop(self) -> None:
         """Give up the present connection, which is dead, and make a new one."""
-        if self._pubsub is not None and self._pubsub.connection is not None:
-            await self._pubsub.connection.disconnect(nowait=True)
+        if self._line is not None:
+            self._line.abort()

@@ -188,7 +188,7 @@ async def test_a_lost_subscription_puts_what_is_expected_behind(listening: Feed)
     assert listening.expect(["t0-x"]) == "p"
     (channel,) = listening._channels
     session = listening.session("t0-x")
-    await channel._subscription.drop()
+    channel._subscription.drop()
     await until(lambda: listening.session("t0-x") not in (None, session))
     with listening.reading("t0-x", expected=True) as reader:
         assert reader.behind
