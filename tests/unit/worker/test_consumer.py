@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.script_bench import Bench
+from tests.support.script_bench import SHARD, Bench
 from tests.support.waiting import eventually, until
 
 from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.keys import Keys
 from millstream.shared.metrics.tally import Tally
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
@@ -63,8 +64,7 @@ async def one_worker(url: str, scripts: Scripts, **changes: int) -> AsyncIterato
     running = asyncio.create_task(worker.run())
     try:
         one = OneWorker(worker, Bench(scripts))
-        await until(lambda: [control.opened for control in worker._controls] == [1])
-        await one.claimed(2)  # when it began, and when its channel was open
+        await until(lambda: worker._controls and all(item.opened for item in worker._controls))
         yield one
         shutdown.begin()
         assert await running == 0
@@ -79,6 +79,7 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_worker_with_room_claims_once_a_task(redis_url: str, scripts: Scripts) -> None:
     async with one_worker(redis_url, scripts, max_concurrent=2) as one:
+        await one.claimed(2)  # when it began, and when its channel was open
         for _ in range(5):
             await one.ended(await one.task())
         await one.claimed(5)
@@ -94,6 +95,7 @@ async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
     redis_url: str, scripts: Scripts
 ) -> None:
     async with one_worker(redis_url, scripts, max_concurrent=1) as one:
+        await one.claimed(2)
         first = await one.task(delay_s=NEVER_S)
         await until(one.worker._jobs)
         second = await one.task(delay_s=NEVER_S)
@@ -105,3 +107,25 @@ async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
         await one.ended(second, "cancelled")
         await one.claimed(1)
         assert await one.bench.idle() == {one.worker.id.encode(): 0}
+
+
+async def test_each_of_several_shards_learns_that_a_task_has_left(
+    redis_url: str, scripts: Scripts
+) -> None:
+    async with one_worker(redis_url, scripts, shards=2) as one:
+
+        async def loads() -> list[list[float]]:
+            rows = [
+                await one.bench.client.zrange(shard.idle("m"), 0, -1, withscores=True)
+                for shard in (SHARD, Keys(1))
+            ]
+            return [[load for _, load in row] for row in rows]
+
+        async def nothing_runs() -> bool:
+            return await loads() == [[0], [0]]
+
+        for _ in range(2):  # it begins with another shard each time
+            task = await one.task(delay_s=NEVER_S)
+            await until(one.worker._jobs)
+            await one.bench.stop(task)
+            await eventually(nothing_runs, what="the number in both shards")
