@@ -9,8 +9,7 @@ import tempfile
 import time
 
 from benchmarks.support.lean_http import asked
-from benchmarks.support.processes import Started
-from tests.support.local_fleet import clean_environment
+from benchmarks.support.processes import Started, as_installed
 from tests.support.ports import free_port
 
 MOST_S = 120.0
@@ -37,7 +36,7 @@ def first_token() -> dict[str, float]:
         began = time.monotonic()
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "millstream", "up", "--port", str(port)],
-            env=clean_environment() | {"XDG_STATE_HOME": folder},
+            env=as_installed() | {"XDG_STATE_HOME": folder},
             cwd=folder,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

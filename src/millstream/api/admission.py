@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -44,8 +43,7 @@ ORPHAN_S = 15.0
 AWAY_S = 2.0  # how long the other shards get a shard's turns after it did not answer
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(msgspec.Struct, frozen=True):
     """Tasks that are in the queue, or that an idempotency key had made before: one a choice."""
 
     task_ids: tuple[str, ...]

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+
+import msgspec
 
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.events import Event
@@ -12,8 +13,7 @@ Turn = list[tuple[int, list[Event]]]
 """New events by choice, none of them empty; no choice at all when it is time for a keepalive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """One choice that was completed: its token events and its end."""
 
     tokens: list[Event]

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,8 +17,7 @@ from millstream.shared.settings import Settings
 LOOK_S = 0.9  # watchers look once a second
 
 
-@dataclass(frozen=True, slots=True)
-class FleetLook:
+class FleetLook(msgspec.Struct, frozen=True):
     """What was seen of the fleet."""
 
     at: float

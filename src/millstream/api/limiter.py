@@ -4,7 +4,6 @@ import logging
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import msgspec
@@ -22,8 +21,7 @@ logger = logging.getLogger(__name__)
 CHARS_PER_TOKEN = 4  # of English text; what it was is settled at the task's end
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """A caller's limits; 0: none."""
 
     requests_per_min: int
@@ -41,7 +39,7 @@ def limits_of(own: CallerLimits, settings: Settings) -> Limits:
         limit: int | None = getattr(own, name)
         return getattr(settings, f"rate_limit_{name}") if limit is None else limit
 
-    return Limits(**{name: of(name) for name in Limits.__dataclass_fields__})
+    return Limits(**{name: of(name) for name in Limits.__struct_fields__})
 
 
 class Limiter:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
+
+import msgspec
 
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import shard_of
@@ -12,8 +13,7 @@ LOOK_S = 1.0
 MOST_IDS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(msgspec.Struct, frozen=True):
     at: float
     positions: dict[str, int]
     place_s: float | None

@@ -4,8 +4,9 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from io import StringIO
+
+import msgspec
 
 from millstream.api.feed import Feed, Reader
 from millstream.api.silence import Silence
@@ -36,8 +37,7 @@ HEAL_S = 5.0
 RETRY_FIRST_S, RETRY_MOST_S = 0.1, 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SoFar:
+class SoFar(msgspec.Struct, frozen=True):
     """What a task's log holds at a moment."""
 
     state: TaskState

@@ -1,8 +1,9 @@
 """Stored responses: what `/v1/responses` made, and can be asked for again by its id."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from millstream.api.openai.response_object import (
     parse_item_id,
@@ -26,8 +27,7 @@ from millstream.shared.schemas import (
 from millstream.shared.states import TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True):
     """A response that its caller may ask for again."""
 
     task_id: str

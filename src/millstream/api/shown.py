@@ -9,7 +9,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from millstream.shared.events import Event
 from millstream.shared.keys import Keys
@@ -30,14 +31,13 @@ TEXT_S = 4.0
 AT_ONCE = 8  # calls; half the connections of the pod
 
 
-@dataclass(slots=True)
-class _Tail:
+class _Tail(msgspec.Struct):
     """The last events of one log that a reader of this pod was given."""
 
     last: int
     """The number of the last of them."""
-    events: list[Event] = field(default_factory=list[Event])
-    marks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    events: list[Event] = msgspec.field(default_factory=list[Event])
+    marks: list[tuple[float, int]] = msgspec.field(default_factory=list[tuple[float, int]])
     """By when which number had been given; noted now and then, as time costs more than a token."""
 
     def forget(self, before: float) -> None:
@@ -49,8 +49,7 @@ class _Tail:
             del self.events[: upto + 1 - self.events[0].seq]
 
 
-@dataclass(slots=True)
-class _End:
+class _End(msgspec.Struct):
     """A task whose end its caller was told, and the script that brings it about."""
 
     told_at: float

@@ -11,10 +11,11 @@
 """
 
 import re
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
 
 SINGLE_SCHEMES = ("redis", "rediss", "unix")
 _OPTIONS = ("username", "password", "client_name", "sentinel_username", "sentinel_password")
@@ -28,8 +29,7 @@ class Topology(StrEnum):
     SENTINEL = "sentinel"
 
 
-@dataclass(frozen=True, slots=True)
-class RedisAddress:
+class RedisAddress(msgspec.Struct, frozen=True):
     """A parsed URL."""
 
     topology: Topology
@@ -38,9 +38,9 @@ class RedisAddress:
     """Hosts and ports: cluster nodes, or Sentinels."""
     service: str = ""
     """The name under which Sentinels watch the master."""
-    login: dict[str, Any] = field(default_factory=dict[str, Any])
+    login: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     """What a connection to a data server needs besides host and port, by redis-py's names."""
-    sentinel_login: dict[str, Any] = field(default_factory=dict[str, Any])
+    sentinel_login: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
 
 def parse_address(url: str) -> RedisAddress:

@@ -1,8 +1,9 @@
 """The content filter: what is taken in prompts and sent in answers, as an operator has it."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.settings import Settings
@@ -50,8 +51,7 @@ class ContentFilter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(msgspec.Struct, frozen=True):
     """What looks at prompts and at answers, where there is anything that does."""
 
     input: ContentFilter | None = None

@@ -1,9 +1,9 @@
 """The dead letters: tasks that took MAX_ATTEMPTS workers down, kept for somebody to look at."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import redis.asyncio
 
 from millstream.shared.errors import QueueFull
@@ -15,8 +15,7 @@ _KEY = re.compile(r"\{ms:(\d+)\}:dead:(.*)", re.DOTALL)
 _PATTERN = "{ms:*}:dead:*"
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(msgspec.Struct, frozen=True):
     """One task that was given up."""
 
     shard: int

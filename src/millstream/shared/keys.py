@@ -35,7 +35,8 @@ change of a task can be one atomic script, on a cluster too.
 """
 
 import hashlib
-from dataclasses import dataclass
+
+import msgspec
 
 from millstream.shared.states import Priority
 
@@ -58,8 +59,7 @@ def home_shard(caller: str, shards: int) -> int:
     return int.from_bytes(hashlib.blake2b(caller.encode(), digest_size=8).digest()) % shards
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(msgspec.Struct, frozen=True):
     """The names of one shard."""
 
     shard: int

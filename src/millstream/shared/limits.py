@@ -5,9 +5,9 @@ All state of a caller lies in its home shard, so each look and what follows from
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from redis.exceptions import RedisError
 
 from millstream.shared.keys import Keys, home_shard
@@ -17,8 +17,7 @@ WINDOW_S = 60.0
 _SETTLE_S = 0.5  # what another shard may take to tell; until it does, its tasks' reserves hold
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """How a caller stands with one limit."""
 
     limit: int
@@ -32,16 +31,14 @@ class Window:
         return max(0, self.limit - self.used)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(msgspec.Struct, frozen=True):
     """How a caller stands with the limits of a minute that it has."""
 
     requests: Window | None = None
     tokens: Window | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """A request that counts, until it is given back or its minute is over."""
 
     id: str
@@ -51,8 +48,7 @@ class Admitted:
     standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class Exceeded:
+class Exceeded(msgspec.Struct, frozen=True):
     """A request beyond a limit: it does not count."""
 
     limit: Literal["requests", "tokens"]

@@ -1,21 +1,20 @@
 """How deep a queue is: what waits, class by class, what runs, and what was given up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from millstream.shared.states import Priority
 
 
-@dataclass(frozen=True, slots=True)
-class ClassDepth:
+class ClassDepth(msgspec.Struct, frozen=True):
     """The part of a queue that one class of it is."""
 
     waiting: int = 0
     oldest_wait_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueDepth:
+class QueueDepth(msgspec.Struct, frozen=True):
     """How deep a model's queue is, on one shard or on several together."""
 
     running: int

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import redis.asyncio
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
@@ -40,8 +40,7 @@ class Verdict(StrEnum):
     """It must be mended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """What one check found; the text of all but `ok` says what to do."""
 
     check: str

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
 from millstream.shared.address import Topology, mask_password, parse_address
 from millstream.shared.errors import SettingsError
@@ -17,12 +16,10 @@ ENV_FILE = ".env"
 BUNDLED_MODEL = "smollm2-135m-instruct"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting of API pods and workers; each default works for `millstream up`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, env_ignore_empty=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
@@ -254,9 +251,14 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
     Raises:
         SettingsError: a value is bad, or a `MILLSTREAM_…` name is none of ours.
     """
-    _refuse_unknown_names(_names_in_use())
+    given = _given()
+    _refuse_unknown_names({name for name, _ in given})
+    # An empty variable counts as unset.
+    values: dict[str, Any] = {
+        name.upper().removeprefix(PREFIX).lower(): text for name, text in given if text
+    }
     try:
-        return Settings(**dict(overrides or {}))
+        return Settings(**(values | dict(overrides or {})))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0])
@@ -269,18 +271,24 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         raise SettingsError(f"{name}={shown!r}: {message}") from None
 
 
-def _names_in_use() -> set[str]:
-    names = {name for name in os.environ if name.upper().startswith(PREFIX)}
+def _given() -> list[tuple[str, str | None]]:
+    """Our names and what they are set to, of any case; what comes later wins.
+
+    Not by pydantic-settings: it ignores misspelt names in silence, and takes longer to import than
+    this module does otherwise.
+    """
     env_file = Path(ENV_FILE)
+    given: list[tuple[str, str | None]] = []
     if env_file.is_file():
         from dotenv import dotenv_values
 
-        names |= {name for name in dotenv_values(env_file) if name.upper().startswith(PREFIX)}
-    return names
+        given += dotenv_values(env_file).items()
+    given += os.environ.items()
+    return [(name, text) for name, text in given if name.upper().startswith(PREFIX)]
 
 
 def _refuse_unknown_names(names: set[str]) -> None:
-    """pydantic-settings ignores a misspelt name in silence; an operator must hear of it."""
+    """Whoever misspelt a name must hear of it."""
     known = {PREFIX + field.upper() for field in Settings.model_fields}
     for name in sorted(names):
         if name.upper() not in known:

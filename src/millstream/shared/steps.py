@@ -29,8 +29,7 @@ SHORT = StopAnswer("short")
 """What stop answers while the log lacks what it had when the task was stopped before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """Tasks that were accepted, or that this idempotency key had made before."""
 
     task_ids: tuple[str, ...]
@@ -46,8 +45,7 @@ class Submitted:
         return self.task_ids[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """Tasks that were not accepted: the queue is full, or the key stands for another request."""
 
     conflict: bool
@@ -117,8 +115,7 @@ class Claim:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LogPage:
+class LogPage(msgspec.Struct, frozen=True):
     """A piece of a task's log, and how the task stood at that moment."""
 
     state: TaskState
@@ -131,8 +128,7 @@ class LogPage:
 _PRIORITIES = {str(priority): priority for priority in Priority}
 
 
-@dataclass(frozen=True, slots=True)
-class QueueView:
+class QueueView(msgspec.Struct, frozen=True):
     """How a model's queue stands on one shard."""
 
     running: int

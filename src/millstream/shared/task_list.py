@@ -1,14 +1,13 @@
 """Which tasks run and wait, for who looks after the fleet: whose, where and since when."""
 
-from dataclasses import dataclass
+import msgspec
 
 from millstream.shared.keys import Keys
 from millstream.shared.script_runner import ScriptRunner
 from millstream.shared.states import Priority, TaskState
 
 
-@dataclass(frozen=True, slots=True)
-class ListedTask:
+class ListedTask(msgspec.Struct, frozen=True):
     """An unfinished task, without its prompt and text."""
 
     id: str

@@ -3,8 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date, timedelta
+
+import msgspec
 
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import Usage
@@ -16,8 +17,7 @@ _EPOCH = date(1970, 1, 1)
 _AT_ONCE = 8  # calls; half the connections of a pod
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DayOfUsage:
+class DayOfUsage(msgspec.Struct, frozen=True, order=True):
     """What one caller used of one model on one day (UTC) in which tasks of it ended."""
 
     day: date

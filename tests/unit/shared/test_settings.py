@@ -32,6 +32,21 @@ def test_environment_then_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_settings().model_name == "fake"
 
 
+def test_the_environment_wins_over_the_file_unless_it_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text(
+        "MILLSTREAM_PORT=9000\nMILLSTREAM_SHARDS=3\nexport millstream_host='::1' # here\n"
+        "MILLSTREAM_LEASE_S=\nMILLSTREAM_ALLOW_ANONYMOUS=yes\nMILLSTREAM_MODEL\n"
+    )
+    monkeypatch.setenv("MILLSTREAM_PORT", "")
+    monkeypatch.setenv("Millstream_Shards", "2")
+    settings = read_settings({"max_queue": 7})
+    assert (settings.port, settings.shards, settings.host) == (9000, 2, "::1")
+    assert (settings.lease_s, settings.allow_anonymous, settings.model) == (10, True, "")
+    assert settings.max_queue == 7
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("MILLSTREAM_MAX_CONCURENT", "MILLSTREAM_MAX_CONCURRENT"), ("MILLSTREAM_XYZZY", "")],

@@ -1,6 +1,5 @@
 """A caller: whose tasks are whose, and what each may ask for."""
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
@@ -34,8 +33,7 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     weight: Weight = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """Whose request it is, for as long as the request lasts."""
 
     id: str
@@ -44,7 +42,7 @@ class Caller:
     """The models it may use; None: all."""
     admin: bool = False
     """Whether it may see the fleet and what others use."""
-    limits: CallerLimits = field(default_factory=CallerLimits)
+    limits: CallerLimits = msgspec.field(default_factory=CallerLimits)
     priorities: frozenset[str] = PRIORITIES
     """The priority classes it may use."""
     weight: float = 1.0

@@ -6,8 +6,9 @@ import logging
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from millstream.api.auth.caller import Caller, Rights
 from millstream.api.auth.key_file import NAME, digest_of, read_keys
@@ -22,8 +23,7 @@ ADMIN = "admin"
 """A key of the settings with this name is an administrator's."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(msgspec.Struct, frozen=True):
     digest: bytes
     caller: Caller
     expires: float

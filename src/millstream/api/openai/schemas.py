@@ -36,7 +36,11 @@ TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
 class Body(BaseModel):
     """The base of all request bodies: no coercion, no unknown fields, no NaN."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    # What checks a body is made when the first such body comes, in 2 to 5 ms: a pod does not start
+    # later for all the forms that nobody may ever send it.
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, frozen=True, defer_build=True
+    )
 
 
 class Sampling(Body):
@@ -162,7 +166,8 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ChatCompletionRequest(ObservedSampling):
+# What most pods are asked first: that answer does not wait.
+class ChatCompletionRequest(ObservedSampling, defer_build=False):
     """`POST /v1/chat/completions`."""
 
     model: ModelName | None = None

@@ -1,8 +1,8 @@
 """What every route that is answered on its own connection asks for, and how its tasks are made."""
 
-from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
+import msgspec
 from fastapi import Depends, Request
 from pydantic import BaseModel
 
@@ -18,8 +18,7 @@ from millstream.shared.schemas import TaskRequest
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """A request and what it is answered with."""
 
     request: Request

@@ -1,6 +1,5 @@
 """`/chat` and `/generate`: the simple forms of the tutorials, also for a browser's EventSource."""
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -26,8 +25,7 @@ _BODY = json_body(SimpleBody)
 _QUERY = query_parameters(SimpleQuery)
 
 
-@dataclass(frozen=True, slots=True)
-class SimplyAsked(Asked):
+class SimplyAsked(Asked, frozen=True):
     """A request that may be of a reader who comes back."""
 
     last_event_id: str | None

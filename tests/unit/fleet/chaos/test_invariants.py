@@ -370,6 +370,6 @@ def test_usage_that_was_counted_twice_is_found() -> None:
     row = DayOfUsage(date(2026, 3, 1), "anonymous", "fake", 1, prompt, 5)
     case.evidence.used = [row]
     assert case.found() == set()
-    for rows in ([row, row], [], [replace(row, completion_tokens=6)]):
+    for rows in ([row, row], [], [structs.replace(row, completion_tokens=6)]):
         case.evidence.used = rows
         assert case.found() == {"I8"}
