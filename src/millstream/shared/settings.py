@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from millstream.shared.address import Topology, mask_password, parse_address
 from millstream.shared.errors import SettingsError
@@ -16,10 +17,12 @@ ENV_FILE = ".env"
 BUNDLED_MODEL = "smollm2-135m-instruct"
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """Every setting of API pods and workers; each default works for `millstream up`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, env_ignore_empty=True
+    )
 
     redis_url: str = Field(
         default="redis://127.0.0.1:6379/0",
@@ -251,14 +254,9 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
     Raises:
         SettingsError: a value is bad, or a `MILLSTREAM_…` name is none of ours.
     """
-    given = _given()
-    _refuse_unknown_names({name for name, _ in given})
-    # An empty variable counts as unset.
-    values: dict[str, Any] = {
-        name.upper().removeprefix(PREFIX).lower(): text for name, text in given if text
-    }
+    _refuse_unknown_names(_names_in_use())
     try:
-        return Settings(**(values | dict(overrides or {})))
+        return Settings(**dict(overrides or {}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0])
@@ -271,24 +269,18 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         raise SettingsError(f"{name}={shown!r}: {message}") from None
 
 
-def _given() -> list[tuple[str, str | None]]:
-    """Our names and what they are set to, of any case; what comes later wins.
-
-    Not by pydantic-settings: it ignores misspelt names in silence, and takes longer to import than
-    this module does otherwise.
-    """
+def _names_in_use() -> set[str]:
+    names = {name for name in os.environ if name.upper().startswith(PREFIX)}
     env_file = Path(ENV_FILE)
-    given: list[tuple[str, str | None]] = []
     if env_file.is_file():
         from dotenv import dotenv_values
 
-        given += dotenv_values(env_file).items()
-    given += os.environ.items()
-    return [(name, text) for name, text in given if name.upper().startswith(PREFIX)]
+        names |= {name for name in dotenv_values(env_file) if name.upper().startswith(PREFIX)}
+    return names
 
 
 def _refuse_unknown_names(names: set[str]) -> None:
-    """Whoever misspelt a name must hear of it."""
+    """pydantic-settings ignores a misspelt name in silence; an operator must hear of it."""
     known = {PREFIX + field.upper() for field in Settings.model_fields}
     for name in sorted(names):
         if name.upper() not in known:
