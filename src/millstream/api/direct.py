@@ -11,7 +11,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from starlette.types import Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
 
 from millstream.api.routes.asked import Asked, AskedHere, asked_of
 from millstream.shared.errors import MillstreamError
@@ -31,8 +32,10 @@ class Direct:
 
     def __init__(self, app: FastAPI, routers: Iterable[APIRouter]) -> None:
         self._app = app
-        self._refuse: Any = app.exception_handlers[MillstreamError]
-        self._fail: Any = app.exception_handlers[Exception]
+        self._handlers: list[tuple[type[Exception], Any]] = [
+            (kind, app.exception_handlers[kind])
+            for kind in (MillstreamError, HTTPException, Exception)
+        ]
         self._routes: dict[tuple[str, str], tuple[APIRoute, Endpoint]] = {
             (method, route.path): (route, route.endpoint)
             for router in routers
@@ -52,16 +55,24 @@ class Direct:
         scope["app"] = self._app
         scope["route"], endpoint = found
         request = Request(scope, receive, send)
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
             response = await endpoint(await asked_of(request))
-            await response(scope, receive, send)
-        except MillstreamError as error:
-            response = await self._refuse(request, error)
-            await response(scope, receive, send)
+            await response(scope, receive, noted)
         except Exception as error:
-            response = await self._fail(request, error)
+            if begun:  # there can be no other answer; the server cuts it
+                raise
+            kind, handle = next(each for each in self._handlers if isinstance(error, each[0]))
+            response = await handle(request, error)
             await response(scope, receive, send)
-            raise  # for the server to log, as Starlette has it
+            if kind is Exception:
+                raise  # for the server to log, as Starlette has it
 
 
 def _asks_only(endpoint: Callable[..., Any]) -> bool:

@@ -8,7 +8,8 @@ worker makes such a call each decode step, so one connection is kept aside for s
 import asyncio
 import time
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import hiredis
 import redis.asyncio
@@ -25,6 +26,8 @@ LAST_LOOK_S = 0.05
 
 _hiredis: Any = hiredis  # leaves untyped what it gives
 _NOT_YET = object()
+
+LineKind = TypeVar("LineKind", bound="Line")
 
 
 class ServerClient(redis.asyncio.Redis):
@@ -120,7 +123,7 @@ class KeptConnection:
         self._connecting = True
         try:
             async with asyncio.timeout(self._within_s):
-                self._exchange = Exchange(await self._pool.get_connection())
+                self._exchange = await taken_over(self._pool, Exchange)
         except TimeoutError:
             raise RedisTimeoutError("No connection was made in time.") from None
         finally:
@@ -177,9 +180,11 @@ class Line(asyncio.Protocol):
         self._reader: Any = _hiredis.Reader(
             replyError=connection._parser.parse_error, notEnoughData=_NOT_YET
         )
-        if connection._writer is None:
+        # A transport that was lost before would tell nobody, and swallow what is written.
+        reader, writer = connection._reader, connection._writer
+        if writer is None or writer.is_closing() or reader.at_eof() or reader.exception():
             raise RedisConnectionError("The connection was closed meanwhile.")
-        self._transport: Any = connection._writer.transport
+        self._transport: Any = writer.transport
         self._before: Any = self._transport.get_protocol()
         """What redis-py reads by; it waits for the end where redis-py closes."""
         self._transport.set_protocol(self)
@@ -207,14 +212,36 @@ class Line(asyncio.Protocol):
         """Do with an answer or a message what is to be done."""
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Tell who waits that nothing will come any more; may be called again."""
+        raise NotImplementedError
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell redis-py."""
+        """Tell redis-py, and who waits."""
         self._lost = True
         self._before.connection_lost(exc)
+        self.end()
 
     def abort(self) -> None:
-        """Lose the connection."""
+        """Lose the connection, whether or not the transport tells of it."""
+        self._lost = True
         self._transport.abort()
+        self.end()
+
+
+async def taken_over(pool: Any, kind: Callable[[Any], LineKind]) -> LineKind:
+    """A connection of redis-py's pool that is read by a `Line`.
+
+    Raises:
+        RedisError: none can be had.
+    """
+    connection = await pool.get_connection()
+    try:
+        return kind(connection)
+    except RedisConnectionError:
+        await connection.disconnect(nowait=True)
+        await pool.release(connection)
+        raise
 
 
 class Exchange(Line):
@@ -267,9 +294,8 @@ class Exchange(Line):
         else:
             future.set_result(answer)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def end(self) -> None:
         """Tell all who wait."""
-        super().connection_lost(exc)
         for future, _ in self._asking:
             if not future.done():
                 future.set_exception(RedisConnectionError("The connection was lost."))

@@ -8,12 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from millstream.shared.connection import TRANSIENT_ERRORS, RedisError, open_subscriber
-from millstream.shared.server_client import Line
+from millstream.shared.server_client import Line, taken_over
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +50,8 @@ class _Listening(Line):
         except Exception as error:  # raised where the end is waited for
             self.ended.set_result(error)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def end(self) -> None:
         """Tell who waits for the end."""
-        super().connection_lost(exc)
         if not self.ended.done():
             self.ended.set_result(RedisConnectionError("The connection was lost."))
 
@@ -108,7 +108,7 @@ class Subscription:
     async def _listen(self, pool: Any) -> None:
         """Listen until that ends; raises what ended it."""
         async with asyncio.timeout(OPEN_S):
-            self._line = line = _Listening(await pool.get_connection(), self._heard)
+            self._line = line = await taken_over(pool, partial(_Listening, heard=self._heard))
         timer = asyncio.get_running_loop().call_later(OPEN_S, self._expect_open)
         try:
             line.say(("SSUBSCRIBE", self._channel))

@@ -87,7 +87,8 @@ class Consumer:
         now = time.monotonic()
         # Bells do not put the sweep off: a busy fleet has dead workers too.
         wanted = self._sweep or now >= self._sweep_at
-        rung = self._rung
+        # Nor do they put off the look at what those should have taken who do not come.
+        rung = self._rung and now < self._sweep_at
         # Where it has to wait it is still due.
         self._sweep = wanted and any(shard.held(now) for shard in self._shards)
         self._rung = False

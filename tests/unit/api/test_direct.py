@@ -6,13 +6,18 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from tests.support.redis_servers import Servers
 
+from millstream.api import direct
 from millstream.api.admission import Admission
 from millstream.api.app import create_app
+from millstream.api.errors import install_error_handlers
+from millstream.api.request_counts import RequestCounts
+from millstream.api.routes.asked import AskedHere
+from millstream.shared.errors import InvalidRequest
 from millstream.shared.settings import Settings
 
 DIRECT = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tasks")
@@ -122,3 +127,49 @@ def test_a_bug_is_answered_and_logged(
     assert first.status_code == second.status_code == 500
     assert first.content == second.content
     assert _headers(first) == _headers(second)
+
+
+def test_an_error_of_the_framework_has_its_answer(
+    pair: tuple[FastAPI, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusing(*_: Any, **__: Any) -> None:
+        raise HTTPException(418, "on purpose")
+
+    monkeypatch.setattr(Admission, "submit", refusing)
+    first, second = both(pair[1], "POST", "/tasks", json={"prompt": "x"})
+    assert (first.status_code, first.content) == (second.status_code, second.content)
+    assert second.status_code == 418
+
+
+async def test_after_the_beginning_there_is_no_other_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server cuts it; a second head would be another fault on top."""
+    router, app, counts = APIRouter(), FastAPI(), RequestCounts()
+    install_error_handlers(app, counts)
+
+    class Broken(Response):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            raise InvalidRequest("too late")
+
+    @router.post("/broken")
+    async def broken(asked: AskedHere) -> Response:
+        return Broken()
+
+    async def nothing(_: Request) -> None: ...
+
+    monkeypatch.setattr(direct, "asked_of", nothing)
+    scope: Scope = {"type": "http", "method": "POST", "path": "/broken", "headers": []}
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(InvalidRequest, match="too late"):
+        await direct.Direct(app, [router])(scope, receive, send)
+    assert [message["type"] for message in sent] == ["http.response.start"]
+    assert not counts.refused

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.exceptions import OutOfMemoryError
 from tests.support.link import Way
+from tests.support.waiting import until
 
 from millstream.fleet.chaos.link import Link
 from millstream.shared.connection import CALL_S, POOL_SIZE, RedisError, open_redis
@@ -50,6 +51,31 @@ async def test_a_cut_connection_is_no_error(scripts: Scripts, link: Link) -> Non
         await say(scripts, f"w{number}")
         link.reset()
     assert len(await members(scripts)) == 5
+
+
+async def test_a_connection_that_was_lost_while_it_was_idle_is_not_kept(
+    scripts: Scripts, link: Link
+) -> None:
+    """Its transport would swallow what is written, and tell nobody."""
+    await say(scripts, "w")
+    (idle,) = scripts._client.connection_pool._available_connections
+    link.reset()
+    await until(lambda: idle._reader.at_eof() or idle._reader.exception() is not None)
+    async with asyncio.timeout(10):
+        await say(scripts, "x")
+        assert await members(scripts) == {b"w", b"x"}
+
+
+async def test_a_transport_that_never_tells_of_its_loss_is_given_up_in_time(
+    scripts: Scripts,
+) -> None:
+    for _ in range(2):
+        await say(scripts, "w")
+    kept = scripts._client.kept
+    kept._exchange._transport.set_protocol(asyncio.Protocol())  # hears for it from now on
+    async with asyncio.timeout(10):
+        await say(scripts, "x")
+    assert await members(scripts) == {b"w", b"x"}
 
 
 async def test_silent_connections_cost_one_wait(scripts: Scripts, way: Way) -> None:

@@ -93,6 +93,14 @@ async def test_one_that_is_given_up_is_made_again(ear: Ear, scripts: Scripts) ->
     await until(lambda: ear.told[-1] == "pulse")
 
 
+async def test_one_whose_transport_tells_of_nothing_can_be_given_up(ear: Ear) -> None:
+    await ear.opened()
+    assert ear.subscription._line is not None
+    ear.subscription._line._transport.set_protocol(asyncio.Protocol())
+    ear.subscription.drop()
+    await ear.opened(2)
+
+
 async def test_one_that_never_opens_is_tried_again(
     link: Link, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from tests.support.script_bench import SHARD, Bench
 from tests.support.waiting import eventually, until
 
 from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.connection import open_subscriber
 from millstream.shared.keys import Keys
 from millstream.shared.metrics.tally import Tally
 from millstream.shared.scripts import Scripts
@@ -107,6 +108,27 @@ async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
         await one.ended(second, "cancelled")
         await one.claimed(1)
         assert await one.bench.idle() == {one.worker.id.encode(): 0}
+
+
+async def test_bells_do_not_put_off_what_a_frozen_worker_should_have_taken(
+    redis_url: str, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Levelling leaves it half of what waits, for as long as its connection lives."""
+    monkeypatch.setattr(consumer, "POLL_MOST_S", 0.3)
+    async with (
+        open_subscriber(redis_url, SHARD.tag) as listening,
+        one_worker(redis_url, scripts, max_concurrent=8) as one,
+    ):
+        await listening.pubsub().ssubscribe(SHARD.control("frozen"))
+        assert await one.bench.claim("frozen", free=16) == []
+        for _ in range(4):
+            await one.task(delay_s=NEVER_S)
+
+        async def ring() -> bool:
+            await scripts.publish(SHARD.control(one.worker.id), b"new")
+            return len(one.worker._jobs()) == 4
+
+        await eventually(ring, what="all four to run")
 
 
 async def test_each_of_several_shards_learns_that_a_task_has_left(

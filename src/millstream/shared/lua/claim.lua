@@ -21,6 +21,7 @@ local max_task_ms = tonumber(ARGV[12])
 local now = now_ms()
 local suspects = tonumber(ARGV[13])
 local rows = {}
+redis.call('ZCARD', idle_key(model)) -- a key of another type refuses the whole
 
 local function drop(entry)
   redis.call('XACK', queue, GROUP, entry)

@@ -121,7 +121,7 @@ end
 -- in which workers are rung; one that does not stand there was full, and asks. Never below nothing.
 local function lighten(model, worker)
   local idle = idle_key(model)
-  local score = redis.call('ZADD', idle, 'XX', 'INCR', '-1', worker)
+  local score = tonumber(redis.pcall('ZADD', idle, 'XX', 'INCR', '-1', worker) or '')
   if score and score % RUNG == RUNG - 1 then redis.call('ZADD', idle, score + 1, worker) end
 end
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from redis.exceptions import ResponseError
 from tests.support.script_bench import LEASE_S, RUNG, SHARD, Bench, row
+from tests.support.tombs import tombs_of
 
 from millstream.shared.keys import Keys
 from millstream.shared.states import Priority
@@ -294,3 +295,22 @@ async def test_names_are_spelled_as_in_python() -> None:
     for name in (shard.turns("x", "y"), shard.spent("x", "y")):
         head = name.removeprefix(shard.tag).removesuffix("x:y")
         assert f"tag .. '{head}' .. level .. ':' .. model" in text
+
+
+async def test_a_list_of_idle_workers_of_another_type_leaves_nothing_half_done(
+    bench: Bench,
+) -> None:
+    """Somebody's hand was in it: no worker is given what it is not told of, and what ends, ends."""
+    await bench.task()
+    (running,) = await bench.claim("w1", free=1)
+    waiting = await bench.task()
+    await bench.client.delete(SHARD.idle("m"))
+    await bench.client.set(SHARD.idle("m"), "x", ex=60)
+    with pytest.raises(ResponseError, match="WRONGTYPE"):
+        await bench.claim("w2")
+    assert await bench.state(waiting) == "queued"
+    assert await bench.append(row(running, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.client.ttl(SHARD.task(running.task_id)) <= 10
+    assert await tombs_of(bench.client, running.task_id)
+    await bench.client.delete(SHARD.idle("m"))
+    assert [claim.task_id for claim in await bench.claim("w2")] == [waiting]
