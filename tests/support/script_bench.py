@@ -40,7 +40,7 @@ class Bench:
             "live_ttl_s": 100,
             **changes,
         }
-        return await self.scripts.submit(SHARD, **arguments)
+        return await self.scripts.submit(Keys(int(arguments["task_id"][1])), **arguments)
 
     async def task(self, **changes: Any) -> str:
         answer = await self.submit(**changes)
@@ -94,7 +94,7 @@ class Bench:
         return page.events
 
     async def state(self, task_id: str) -> str:
-        return (await self.scripts.task_fields(SHARD, task_id))["state"]
+        return (await self.scripts.task_fields(Keys(int(task_id[1])), task_id))["state"]
 
     async def stop(self, task_id: str, caller: str = "ann") -> StopAnswer:
         return await self.scripts.stop(SHARD, task_id=task_id, caller=caller, result_ttl_s=10)

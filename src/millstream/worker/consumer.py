@@ -93,13 +93,15 @@ class Consumer:
         self._sweep = wanted and any(shard.held(now) for shard in self._shards)
         self._rung = False
         more = False
-        # Not always the same one first: it would have all the slots of a worker that is never idle.
-        self._turns.rotate(-1)
-        for shard in self._turns:
+        for _ in self._shards:
             free = self._settings.max_concurrent - self._runner.running
             if free <= 0 or self._stopping:
                 self._sweep = True  # once a slot is free: others may have had none either
                 return False
+            # Who was asked is asked again after all others: the tasks of one shard would have all
+            # the slots of a worker that is never idle.
+            shard = self._turns[0]
+            self._turns.rotate(-1)
             if shard.retry_at > now:
                 continue
             try:

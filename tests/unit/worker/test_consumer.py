@@ -12,6 +12,7 @@ from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.connection import open_subscriber
 from millstream.shared.keys import Keys
 from millstream.shared.metrics.tally import Tally
+from millstream.shared.schemas import new_task_id
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.worker import consumer
@@ -40,10 +41,10 @@ class OneWorker:
         assert count() == times
         self._before += times
 
-    async def task(self, *, tokens: int = 2, delay_s: float = 0) -> str:
+    async def task(self, *, tokens: int = 2, delay_s: float = 0, shard: int = 0) -> str:
         directive = f'@fake {{\\"tokens\\": {tokens}, \\"delay_s\\": {delay_s}}}'
         request = f'{{"model": "m", "prompt": "{directive}"}}'
-        return await self.bench.task(request=request.encode())
+        return await self.bench.task(task_id=new_task_id(shard), request=request.encode())
 
     async def ended(self, task_id: str, state: str = "completed") -> None:
         """Return once a task has ended and the worker knows of it."""
@@ -151,3 +152,22 @@ async def test_each_of_several_shards_learns_that_a_task_has_left(
             await until(one.worker._jobs)
             await one.bench.stop(task)
             await eventually(nothing_runs, what="the number in both shards")
+
+
+async def test_shards_take_turns_at_the_slots_of_a_worker_that_is_never_idle(
+    redis_url: str, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of one, be it of a lost worker, does not wait for all those of another."""
+    monkeypatch.setattr(consumer, "POLL_MOST_S", 0.01)  # it looks in vain many times a task
+    started: dict[str, int] = {}
+    async with one_worker(redis_url, scripts, max_concurrent=1, shards=2) as one:
+        first = await one.task(delay_s=NEVER_S)
+        await until(one.worker._jobs)
+        waiting = [await one.task(shard=shard, delay_s=0.05) for shard in (0, 1) for _ in range(4)]
+        await one.bench.stop(first)
+        for task_id in waiting:
+            await one.ended(task_id)
+            fields = await scripts.task_fields(Keys(int(task_id[1])), task_id)
+            started[task_id] = int(fields["started"])
+    order = "".join(task_id[1] for task_id in sorted(started, key=started.__getitem__))
+    assert order in {"01010101", "10101010"}
