@@ -28,7 +28,7 @@ FULL = {
     "worker_cost": [],
     "fleet_over_engine": ["--rounds", "2"],
     "prefill": ["--rounds", "2"],
-    "sampling_cost": ["--rounds", "4", "--tokens", "32", "--ways", "greedy", "sampled"],
+    "sampling_cost": ["--rounds", "8", "--tokens", "32", "--ways", "greedy", "sampled"],
     "scale": [],
     "queue_cost": [],
     "sizing": [],
