@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from benchmarks.support.half_load import SHARES, UNKNOWN, Clients
 from benchmarks.support.tally import Tally
 from benchmarks.support.targets import TARGETS, joint, table
 from tests.support.local_fleet import LocalFleet
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,19 +57,20 @@ def test_what_a_first_token_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_what_it_started(number: int) -> None:
+async def test_it_ends_what_it_started(number: int) -> None:
     command = [sys.executable, "-m", "benchmarks.relay", "--no-peers", "--only", "in step"]
     process = psutil.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
-    children: list[psutil.Process] = []
-    while len(children) < 3:  # a Valkey, a pod and the clients
-        assert process.poll() is None
-        children = process.children(recursive=True)
-        time.sleep(0.05)
+
+    def several() -> list[psutil.Process] | None:  # a Valkey, a pod and the clients
+        found = process.children(recursive=True)
+        return found if len(found) >= 3 else None
+
+    children = await until(several, within_s=20)
     process.send_signal(number)
-    assert process.wait(20) != 0
+    assert await asyncio.to_thread(process.wait, 20) != 0
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
 
