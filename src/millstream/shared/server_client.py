@@ -7,6 +7,7 @@ worker makes such a call each decode step, so one connection is kept aside for s
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -164,7 +165,7 @@ class KeptConnection:
             await self._pool.disconnect(inuse_connections=False)
 
 
-class Line(asyncio.Protocol):
+class Line(asyncio.Protocol, ABC):
     """A connection past redis-py's stream and parser; redis-py has made it, and closes it.
 
     Args:
@@ -208,13 +209,13 @@ class Line(asyncio.Protocol):
         while (answer := self._reader.gets()) is not _NOT_YET:
             self.take(answer)
 
+    @abstractmethod
     def take(self, answer: Any) -> None:
         """Do with an answer or a message what is to be done."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> None:
         """Tell who waits that nothing will come any more; may be called again."""
-        raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell redis-py, and who waits."""
