@@ -27,6 +27,7 @@ from millstream.shared.connection import CALL_S
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.server_client import KeptConnection
 
+AGAIN_S = 0.2
 _NOT_BEGUN = (NoScriptError, ReadOnlyError)
 """What a server answers instead of running a script."""
 PARTS = ("lib", "fair", "tasks")
@@ -64,7 +65,7 @@ def script_hash(name: str) -> str:
 
 
 class ScriptRunner:
-    """Calls to one Redis, each of which ends within `CALL_S`.
+    """Calls to one Redis, each of which ends within `CALL_S`, or `AGAIN_S` later.
 
     Raises a `RedisError` from every call where Redis is away.
 
@@ -115,8 +116,12 @@ class ScriptRunner:
 
 @asynccontextmanager
 async def _in_time(began: float) -> AsyncGenerator[None]:
+    left = began + CALL_S - time.monotonic()
     try:
-        async with asyncio.timeout(began + CALL_S - time.monotonic()):
+        # A send that ends as it is cancelled goes on (asyncio.wait_for before Python 3.12), and the
+        # call would take all its time anew. Calls that wait for their turn make that likely: many
+        # end at one moment, and let go of connections.
+        async with asyncio.timeout(left + AGAIN_S), asyncio.timeout(left):
             yield
     except TimeoutError:
         raise RedisTimeoutError(f"Redis did not answer in {CALL_S:g} s") from None
