@@ -189,6 +189,28 @@ async def test_errors_outside_routes_have_the_same_shape_and_cors(fleet: LocalFl
         assert preflight.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/responses/resp_x", "DELETE, GET"),
+        ("/tasks", "POST"),
+        ("/v1/chat/completions", "POST"),
+        ("/chat", "GET, POST"),
+        ("/static/none.js", "GET, HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(
+    fleet: LocalFleet, path: str, allowed: str
+) -> None:
+    """All of the path's, where several routes share it."""
+    api = await fleet.api()
+    async with httpx.AsyncClient(base_url=api.url) as http:
+        answer = await http.put(path)
+    assert answer.status_code == 405
+    assert answer.json()["error"]["code"] == "method_not_allowed"
+    assert answer.headers["allow"] == allowed
+
+
 async def test_what_is_no_http_gets_the_same_shape_and_a_bound(fleet: LocalFleet) -> None:
     api = await fleet.api()
     host, port = "127.0.0.1", int(api.url.rpartition(":")[2])

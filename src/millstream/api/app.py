@@ -76,7 +76,6 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
         lifespan=lifespan,
         redirect_slashes=False,  # its Location would repeat whatever Host a client sends
     )
-    install_error_handlers(app, counts)
     routers = [
         module.router
         for module in (
@@ -94,6 +93,7 @@ def create_app(settings: Settings) -> tuple[FastAPI, ASGIApp]:
             pages,
         )
     ]
+    install_error_handlers(app, counts, routers)
     for router in routers:
         app.include_router(router)
     app.mount("/static", pages.static_files())

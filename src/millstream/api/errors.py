@@ -2,12 +2,14 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import APIRouter, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.routing import Match, Route
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from millstream.api.rate_headers import rate_headers
@@ -102,8 +104,16 @@ def unfinished(event: Event) -> dict[str, Any]:
     return event.body
 
 
-def install_error_handlers(app: FastAPI, counts: RequestCounts) -> None:
-    """Make every error that leaves a route an OpenAI error body, and count it."""
+def install_error_handlers(
+    app: FastAPI, counts: RequestCounts, routers: Sequence[APIRouter]
+) -> None:
+    """Make every error that leaves a route an OpenAI error body, and count it.
+
+    Args:
+        app: Where they are installed.
+        counts: Where they are counted.
+        routers: What the application serves.
+    """
 
     async def on_millstream_error(connection: HTTPConnection, error: Exception) -> Any:
         assert isinstance(error, errors.MillstreamError)  # noqa: S101 - the table below says so
@@ -120,7 +130,10 @@ def install_error_handlers(app: FastAPI, counts: RequestCounts) -> None:
         body = error_object(
             message, status=error.status_code, code=_WORDS.get(error.status_code, "http_error")
         )
-        return JSONResponse(body, error.status_code, dict(error.headers or {}))
+        headers = dict(error.headers or {})
+        if error.status_code == 405 and (methods := _methods_at(request, routers)):
+            headers["Allow"] = ", ".join(methods)
+        return JSONResponse(body, error.status_code, headers)
 
     async def on_bug(request: Request, error: Exception) -> JSONResponse:
         logger.error("bug in %s %s", request.method, request.url.path, exc_info=error)
@@ -134,3 +147,13 @@ def install_error_handlers(app: FastAPI, counts: RequestCounts) -> None:
     app.add_exception_handler(errors.MillstreamError, on_millstream_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_bug)
+
+
+def _methods_at(request: Request, routers: Sequence[APIRouter]) -> list[str]:
+    """What a path may be asked by (RFC 9110, 15.5.6); Starlette tells of its first route alone."""
+    methods: set[str] = set()
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE:
+                methods |= route.methods or set()
+    return sorted(methods)

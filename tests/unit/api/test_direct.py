@@ -146,7 +146,7 @@ async def test_after_the_beginning_there_is_no_other_answer(
 ) -> None:
     """The server cuts it; a second head would be another fault on top."""
     router, app, counts = APIRouter(), FastAPI(), RequestCounts()
-    install_error_handlers(app, counts)
+    install_error_handlers(app, counts, [router])
 
     class Broken(Response):
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
