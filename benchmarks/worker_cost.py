@@ -87,7 +87,7 @@ async def worker(client: object, tokenizer: Tokenizer, *, streams: int, steps: i
         NoEngine(tokenizer), Limits(context_length=1 << 30, max_tokens=1 << 30),
         Filters(), WorkerMetrics(), AttemptTraces(None, "w"),
         on_unwritten=publisher.mark, on_engine_error=lambda job, error: None,
-        on_left=lambda job: None,
+        on_left=lambda: None,
     )  # fmt: skip
     request = b'{"model":"m","prompt":"Tell me"}'
     for _ in range(streams):

@@ -5,7 +5,6 @@ import contextlib
 import logging
 import random
 import time
-from collections import deque
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
@@ -23,7 +22,11 @@ HOLD_LEASES = 0.5  # two renewals: one may meet a connection that is not yet mad
 
 
 class Consumer:
-    """The loop that claims: it waits for a bell, a free slot or the poll, whatever comes first."""
+    """The loop that claims: it waits for a bell, a free slot or the poll, whatever comes first.
+
+    A bell is answered on the shard that rang. What the others know of this worker is as old as the
+    last look: one that rings it in vain is told, and rings the next.
+    """
 
     def __init__(
         self, scripts: Scripts, runner: Runner, settings: Settings, *, worker_id: str
@@ -33,29 +36,28 @@ class Consumer:
         self._settings = settings
         self._worker_id = worker_id
         self._bell = asyncio.Event()
-        self._sweep = True
-        self._sweep_at = 0.0
-        self._rung = False
+        self._look_at = 0.0
         self._stopping = False
         self._shards = [_Shard(Keys(shard)) for shard in range(settings.shards)]
-        self._turns = deque(self._shards)
+        self._turns = list(self._shards)
 
-    def ring(self, sweep: bool = True) -> None:
-        """There may be work; with `sweep`, work that another worker has let go."""
-        self._sweep |= sweep
-        self._rung = True
+    def ring(self, shard: int, sweep: bool = True) -> None:
+        """A shard may have work; with `sweep`, work that another worker has let go."""
+        self._ring(self._shards[shard], sweep=sweep)
+
+    def _ring(self, shard: "_Shard", *, sweep: bool = False) -> None:
+        shard.rung = True
+        shard.sweep |= sweep
         self._bell.set()
 
-    def left(self, shard: int) -> None:
-        """A job of a shard has left: claim, unless we are rung as we should be for what comes now.
+    def left(self) -> None:
+        """A job has left: claim where we are not rung for what comes now.
 
         The script that ended it has told its own shard that we run one less.
         """
-        told = self._shards[shard]
-        if told.listed is not None:
-            told.listed -= 1
-        if any(item.listed != self._runner.running for item in self._shards):
-            self.ring(sweep=False)
+        for shard in self._shards:
+            if shard.sweep or not shard.settled:
+                self._ring(shard)
 
     def stop(self) -> None:
         """Claim nothing more. A claim under way is let finish: its tasks would hang on us."""
@@ -65,11 +67,11 @@ class Consumer:
     async def run(self) -> None:
         """Claim until stopped."""
         while not self._stopping:
-            more = await self._go_round()
-            if not more:
-                now = time.monotonic()
-                retries = [item.retry_at - now for item in self._shards if item.retry_at > now]
-                await self._pause(min([self._poll(), *retries]))
+            await self._go_round()
+            now = time.monotonic()
+            moments = [self._look_at, *(shard.retry_at for shard in self._shards)]
+            left = [moment - now for moment in moments if moment > now]
+            await self._pause(min(left, default=self._poll()))
 
     def _poll(self) -> float:
         poll = min(POLL_MOST_S, heartbeat_interval(self._settings.lease_s))
@@ -82,47 +84,46 @@ class Consumer:
                 await self._bell.wait()
         self._bell.clear()
 
-    async def _go_round(self) -> bool:
-        """Claim from each shard once; True when more may be had at once."""
+    async def _go_round(self) -> None:
+        """Claim once from each shard that has rung; once a poll, from all."""
         now = time.monotonic()
-        # Bells do not put the sweep off: a busy fleet has dead workers too.
-        wanted = self._sweep or now >= self._sweep_at
-        # Nor do they put off the look at what those should have taken who do not come.
-        rung = self._rung and now < self._sweep_at
-        # Where it has to wait it is still due.
-        self._sweep = wanted and any(shard.held(now) for shard in self._shards)
-        self._rung = False
-        more = False
-        for _ in self._shards:
+        # Bells do not put it off: a busy fleet has dead workers too, and some that are rung and do
+        # not come. Where no slot is free it is still due once one is: others may have none either.
+        look = now >= self._look_at
+        looked = look
+        for shard in [shard for shard in self._turns if look or shard.rung]:
+            if self._stopping:
+                return
             free = self._settings.max_concurrent - self._runner.running
-            if free <= 0 or self._stopping:
-                self._sweep = True  # once a slot is free: others may have had none either
-                return False
-            # Who was asked is asked again after all others: the tasks of one shard would have all
-            # the slots of a worker that is never idle.
-            shard = self._turns[0]
-            self._turns.rotate(-1)
+            if free <= 0:
+                looked = False
+                if shard.recover or not (shard.rung and shard.standing):
+                    continue
             if shard.retry_at > now:
                 continue
+            # Who was asked is asked again after all others: the tasks of one shard would have all
+            # the slots of a worker that is never idle.
+            self._turns.remove(shard)
+            self._turns.append(shard)
             try:
                 # One that was away must not hold up the others each time it is asked again.
                 async with asyncio.timeout(ASK_AGAIN_S if shard.recover else None):
-                    more |= await self._claim(
-                        shard, free=free, sweep=wanted and not shard.held(now), rung=rung
-                    )
+                    await self._claim(shard, free=max(0, free), look=look)
             except (RedisError, TimeoutError) as error:
                 if not is_transient(error):
                     logger.error("claim was refused: %s", error)
                 shard.failed()
             else:
                 shard.answered(hold_s=self._settings.lease_s * HOLD_LEASES)
-        if wanted:
-            self._sweep_at = now + self._poll()
-        return more
+        if looked:
+            self._look_at = now + self._poll()
 
-    async def _claim(self, shard: "_Shard", *, free: int, sweep: bool, rung: bool) -> bool:
+    async def _claim(self, shard: "_Shard", *, free: int, look: bool) -> None:
         settings, running = self._settings, self._runner.running
-        shard.listed = None
+        due = look or shard.sweep
+        sweep = due and not shard.held(time.monotonic())
+        shard.sweep = due and not (sweep and free)
+        shard.rung, shard.standing, shard.settled = False, True, False
         claims, waiting = await self._scripts.claim(
             shard.keys,
             worker=self._worker_id,
@@ -137,13 +138,14 @@ class Consumer:
             suspects=self._runner.suspects,
             sweep=sweep,
             recover=shard.recover,
-            rung=rung,
+            rung=not look,
         )
         for claim in claims:
             self._runner.start(claim)
-        if len(claims) < free and waiting == 0:
-            shard.listed = running + len(claims)
-        return waiting > 0 and len(claims) > 0 and not rung
+        shard.standing = len(claims) < free
+        shard.settled = shard.standing and waiting == 0
+        if look and claims and waiting:
+            self._ring(shard)
 
 
 class _Shard:
@@ -151,14 +153,17 @@ class _Shard:
 
     def __init__(self, shard: Keys) -> None:
         self.keys = shard
+        self.rung = False
+        """It has rung since it was asked last, or is to be asked for another reason."""
+        self.sweep = False
+        """What other workers have lost or let go is to be looked for."""
+        self.standing = True
+        """We may stand among its workers with free slots, and be rung."""
+        self.settled = False
+        """We do, and it left nothing to others: we need not ask when a job leaves."""
         self.recover = False
         """An answer may have been lost on its way: look what is ours already."""
         self.retry_at = 0.0
-        self.listed: int | None = None
-        """With how many jobs we stand among its workers with free slots, so that bells find us.
-
-        None where we do not, or do not know, or left tasks there to others: who has room then asks.
-        """
         self._delay = RETRY_FIRST_S
         self._hold_until = 0.0
 
@@ -170,7 +175,7 @@ class _Shard:
         return self.recover or now < self._hold_until
 
     def failed(self) -> None:
-        self.recover = True
+        self.rung = self.recover = True
         self.retry_at = time.monotonic() + self._delay
         self._delay = min(2 * self._delay, RETRY_MOST_S)
 

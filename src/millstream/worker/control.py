@@ -26,7 +26,7 @@ def control_subscription(
     *,
     worker_id: str,
     on_open: Callable[[int], None],
-    on_bell: Callable[[bool], None],
+    on_bell: Callable[[int, bool], None],
     on_stop: Callable[[Stop], None],
     on_drain: Callable[[], None],
 ) -> Subscription:
@@ -37,7 +37,7 @@ def control_subscription(
         shard: Of what shard.
         worker_id: Whose channel.
         on_open: Called with the shard after each (re)connection: what was sent meanwhile was lost.
-        on_bell: Called when there may be work; True when it may be another worker's.
+        on_bell: Called with the shard when it may have work; True when it may be another worker's.
         on_stop: Called with a task that has been stopped.
         on_drain: Called when the worker is to go.
     """
@@ -50,7 +50,7 @@ def control_subscription(
         elif word == DRAIN:
             on_drain()
         else:
-            on_bell(word == "released")
+            on_bell(shard, word == "released")
 
     return Subscription(
         redis_url,

@@ -38,7 +38,7 @@ class Runner:
         traces: Told of what begins.
         on_unwritten: Told of jobs whose logs lack something, once a step.
         on_engine_error: Told of a job whose generation the engine gave up, and why.
-        on_left: Told of each job that has left.
+        on_left: Told whenever a job has left.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Runner:
         *,
         on_unwritten: Callable[[Sequence[Job]], None],
         on_engine_error: Callable[[Job, str], None],
-        on_left: Callable[[Job], None],
+        on_left: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._limits = limits
@@ -197,7 +197,7 @@ class Runner:
         """Forget a job that ended or is no longer ours; its generation ends within a step."""
         if self._jobs.pop(job.request_id, None) is not None:
             self._engine.cancel(job.request_id)
-            self._on_left(job)
+            self._on_left()
 
     def find(self, task_id: str, attempt: int) -> Job | None:
         """The job of this attempt, if it runs here."""

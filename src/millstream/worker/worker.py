@@ -183,6 +183,9 @@ class Worker:
         def on_engine_error(job: Job, reason: str) -> None:
             self._give_back(scripts, consumer, job, reason)
 
+        def on_left() -> None:
+            consumer.left()
+
         runner = self._runner = Runner(
             self._engine,
             Limits(info.context_length, settings.max_tokens_limit),
@@ -191,7 +194,7 @@ class Worker:
             self._traces,
             on_unwritten=on_unwritten,
             on_engine_error=on_engine_error,
-            on_left=lambda job: consumer.left(job.shard),
+            on_left=on_left,
         )
         consumer = Consumer(claims, runner, settings, worker_id=self.id)
         stopped = self._stopped = Stopped(scripts, result_ttl_s=settings.result_ttl_s)
@@ -203,7 +206,7 @@ class Worker:
 
         def on_control_open(shard: int) -> None:
             stopped.doubt(shard)
-            consumer.ring()  # for what was rung while nobody listened
+            consumer.ring(shard)  # for what was rung while nobody listened
 
         self._controls = [
             control_subscription(
@@ -302,7 +305,7 @@ class Worker:
         async def give() -> None:
             await self._release(scripts, job.shard, [job], reason)
             self._drop(job)
-            consumer.ring(sweep=True)
+            consumer.ring(job.shard)
 
         task = asyncio.create_task(give(), name=f"give back {job.request_id}")
         self._shutdown.keep(task)

@@ -32,14 +32,28 @@ class OneWorker:
 
     async def claimed(self, times: int) -> None:
         """Claims were answered so often since the last look, and no more come."""
-
-        def count() -> int:
-            return self.worker._calls.seconds.get("claim", Tally(())).count - self._before
-
-        await until(lambda: count() >= times)
+        await until(lambda: self._count - self._before >= times)
         assert await self.bench.idle() is not None  # had another been sent, it would be answered
-        assert count() == times
+        assert self._count - self._before == times
         self._before += times
+
+    @property
+    def _count(self) -> int:
+        return self.worker._calls.seconds.get("claim", Tally(())).count
+
+    async def warm(self, *shards: int) -> None:
+        """The worker is idle on these shards, and what it did so far does not count."""
+        for shard in shards:
+            await self.ended(await self.task(shard=shard))
+        for shard in shards:
+            await eventually(lambda at=shard: self.stands(at), what="its place there")
+        assert await self.bench.idle() is not None
+        self._before = self._count
+
+    async def stands(self, shard: int) -> bool:
+        """Whether it stands among a shard's workers with free slots, as one that runs nothing."""
+        idle = Keys(shard).idle("m")
+        return await self.bench.client.zscore(idle, self.worker.id) == 0
 
     async def task(self, *, tokens: int = 2, delay_s: float = 0, shard: int = 0) -> str:
         directive = f'@fake {{\\"tokens\\": {tokens}, \\"delay_s\\": {delay_s}}}'
@@ -130,6 +144,48 @@ async def test_bells_do_not_put_off_what_a_frozen_worker_should_have_taken(
             return len(one.worker._jobs()) == 4
 
         await eventually(ring, what="all four to run")
+
+
+async def test_a_bell_is_answered_on_its_shard_alone(redis_url: str, scripts: Scripts) -> None:
+    async with one_worker(redis_url, scripts, shards=3) as one:
+        await one.warm(0, 1, 2)
+        for shard in (1, 1, 0, 2, 1):
+            await one.ended(await one.task(shard=shard))
+        await one.claimed(5)
+
+
+@pytest.mark.parametrize("word", [b"new", b"released"])
+async def test_a_worker_that_another_shard_has_filled_passes_its_bells_on(
+    redis_url: str, scripts: Scripts, word: bytes
+) -> None:
+    other = Keys(1)
+    async with (
+        open_subscriber(redis_url, other.tag) as listening,
+        one_worker(redis_url, scripts, shards=2, max_concurrent=1) as one,
+    ):
+        await one.warm(0, 1)
+        pubsub = listening.pubsub()
+        await pubsub.ssubscribe(other.control("with-room"))
+        first = await one.task(delay_s=NEVER_S)
+        await until(one.worker._jobs)
+        await one.claimed(1)
+        assert await one.stands(1)  # nobody has told it
+        await one.bench.client.zadd(other.idle("m"), {"with-room": 5})
+        if word == b"new":
+            second = await one.task(shard=1)
+        else:
+            await scripts.publish(other.control(one.worker.id), word)
+        heard = None
+        while heard is None:
+            heard = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        assert heard["data"] == word
+        assert await one.bench.client.zrange(other.idle("m"), 0, -1) == [b"with-room"]
+        await one.claimed(1)
+        await one.bench.stop(first)
+        if word == b"new":  # the other has not come for it
+            await one.ended(second)
+        await one.ended(first, "cancelled")
+        await eventually(lambda: one.stands(1), what="its place there")
 
 
 async def test_each_of_several_shards_learns_that_a_task_has_left(

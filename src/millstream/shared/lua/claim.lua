@@ -5,7 +5,8 @@
 -- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
 --       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s, max_task_ms,
 --       suspects running here
--- A worker that was rung takes no more than levels the load; one that merely looked takes what is
+-- A worker that was rung and has no free slot steps out of the idle set, and the next is rung. Another
+-- that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
 -- -> {rows, waiting}; row: {id, attempt, request, log entries, suspect (0|1), age in ms, class,
 --    handed over (0|1), the worker lost with it or '', number of the log's last event}
@@ -247,7 +248,11 @@ if waiting > 0 and #rows < free then
     serve(member)
     waiting = waiting - 1
   end
-  if waiting > 0 then ring(model, 'new', me) end
+end
+if free == 0 and sweep then
+  ring(model, 'released', me)
+elseif waiting > 0 then
+  ring(model, 'new', me)
 end
 -- What need not be kept alive by each claim is by those that sweep, of which a worker makes one a second.
 if #rows >= free then

@@ -204,6 +204,36 @@ async def test_a_rung_worker_takes_its_share_and_rings_the_next(bench: Bench, pu
     await pubsub.aclose()
 
 
+@pytest.mark.parametrize("word", ["new", "released"])
+async def test_a_full_worker_that_is_rung_steps_out_and_rings_the_next(
+    bench: Bench, pubsub: Any, word: str
+) -> None:
+    """It has taken tasks of other shards, where this one does not see them."""
+    await pubsub.ssubscribe(SHARD.control("w1"), SHARD.control("w2"))
+    await bench.claim("w1")
+    await bench.claim("w2", running=5)
+    await bench.task()
+    if word == "released":
+        (task,) = await bench.claim("w3", free=1)
+        await bench.claim("w1")
+        given = [(task.task_id, task.attempt)]
+        await bench.scripts.release(
+            SHARD, worker="w3", model="m", lease_s=LEASE_S, blame="", tasks=given
+        )
+    answer = await bench.claim_and_waiting(
+        "w1", free=0, running=10, rung=True, sweep=word == "released"
+    )
+    assert answer == ([], 1 if word == "new" else 0)
+    assert await bench.idle() == {b"w2": RUNG + 5}
+    heard: list[tuple[str, str]] = []
+    while len(heard) < (2 if word == "new" else 3):
+        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+        if message is not None:
+            heard.append((message["channel"].decode(), message["data"].decode()))
+    assert heard[-2:] == [(SHARD.control("w1"), word), (SHARD.control("w2"), word)]
+    await pubsub.aclose()
+
+
 @pytest.mark.parametrize("end", ["append", "stop"])
 async def test_whose_tasks_have_ended_is_rung_again(bench: Bench, pubsub: Any, end: str) -> None:
     """It need not claim for that: two workers, short tasks on one and a long one on the other."""
