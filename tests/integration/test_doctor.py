@@ -212,7 +212,10 @@ async def test_keys_and_tokens(
     verdict, text = (await look(host="0.0.0.0", allow_anonymous=1))["keys"]
     assert (verdict, "set MILLSTREAM_API_KEYS_FILE" in text) == ("warning", True)
     verdict, text = (await look(api_keys_file=file))["keys"]
-    assert (verdict, text) == ("fault", f"{file}: cannot be read: No such file or directory")
+    assert (verdict, text) == (
+        "fault",
+        f"{file}: cannot be read: No such file or directory; `millstream keys add NAME` makes it",
+    )
 
     file.write_text("")
     file.chmod(0o600)

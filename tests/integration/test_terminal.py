@@ -54,6 +54,19 @@ async def test_a_question_from_a_pipe(fleet: LocalFleet) -> None:
     assert err.startswith(f"millstream: nobody answers at {url}")
 
 
+async def test_a_command_says_where_its_key_goes(fleet: LocalFleet) -> None:
+    key = "k" * 40
+    api = await fleet.api(api_keys=key)
+    for command in ("chat", "top", "bench"):
+        code, out, err = await _run(command, "--url", api.url, stdin="hi")
+        assert (code, out) == (1, "")
+        assert err.endswith("A command takes the key from MILLSTREAM_API_KEY.\n")
+        assert err.count("\n") == 1
+    code, _, err = await _run("chat", "--url", api.url, stdin="hi", api_key=key[:-1])
+    assert (code, "A command takes the key from MILLSTREAM_API_KEY." in err) == (1, True)
+    assert key[:-1] not in err
+
+
 async def test_an_answer_survives_worker_and_pod(fleet: LocalFleet) -> None:
     api, _, _ = await asyncio.gather(fleet.api(), fleet.worker(), fleet.worker())
     texts = [f" w{at}" for at in range(60)]

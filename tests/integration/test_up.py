@@ -128,6 +128,15 @@ async def test_a_given_redis_is_used(tmp_path: Path, store: Store) -> None:
         await up.nothing_left()
 
 
+async def test_a_given_redis_that_keeps_nothing_is_warned_of(tmp_path: Path, store: Store) -> None:
+    store.configure("appendonly", "no")
+    async with UpProcess(tmp_path, redis_url=store.url) as up:
+        await up.says(
+            f"{store.url}: no append-only file, so a restart loses every task", error=True
+        )
+        assert await ask(await up.ready())
+
+
 async def test_a_redis_given_by_the_env_file_that_evicts_is_refused(
     tmp_path: Path, store: Store
 ) -> None:

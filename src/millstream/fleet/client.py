@@ -165,6 +165,8 @@ def _refusal(answer: httpx2.Response) -> Refusal:
         message = answer.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = f"{answer.url} answered {answer.status_code}."
+    if answer.status_code == 401:  # the fleet's words are for who writes headers
+        message = f"{message} A command takes the key from MILLSTREAM_API_KEY."
     wait = answer.headers.get("retry-after", "")
     return Refusal(
         str(message),

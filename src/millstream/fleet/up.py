@@ -187,17 +187,21 @@ class Fleet:
         return valkey
 
     async def _check_redis(self, url: str) -> None:
+        from millstream.fleet.doctor_redis import check_persistence
         from millstream.shared.address import mask_password
         from millstream.shared.connection import RedisError
-        from millstream.shared.redis_check import require_fit
+        from millstream.shared.redis_check import Verdict, require_fit
 
         try:
-            await require_fit(url)
+            infos = await require_fit(url)
         except (RedisError, OSError) as error:
             raise SettingsError(
                 f"no Redis answers at {mask_password(url)} ({error}); start it, or unset "
                 "MILLSTREAM_REDIS_URL to use the embedded one"
             ) from None
+        findings = [check_persistence(info, config={}) for info in infos]
+        if risk := next((item for item in findings if item.verdict != Verdict.OK), None):
+            self._screen.warn(f"{mask_password(url)}: {risk.text}")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(coroutine))

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -136,8 +136,8 @@ def refuse_unfit(info: Info, url: str) -> None:
             logger.warning("%s: %s", shown_url, finding.text)
 
 
-async def require_fit(url: str) -> None:
-    """Look at a Redis once.
+async def require_fit(url: str) -> Collection[Info]:
+    """Look at a Redis once; what its servers say of themselves, if that may be asked.
 
     Raises:
         UnfitRedis: tasks are not safe there, or it refuses the login.
@@ -153,9 +153,10 @@ async def require_fit(url: str) -> None:
             ) from None
         except NoPermissionError as error:
             logger.warning("cannot check how %s is set up: %s", shown, error)
-            return
+            return ()
     for info in infos.values():
         refuse_unfit(info, url)
+    return infos.values()
 
 
 async def until_fit(url: str) -> None:
@@ -168,11 +169,13 @@ async def until_fit(url: str) -> None:
     delay = _RETRY_FIRST_S
     while True:
         try:
-            return await require_fit(url)
+            await require_fit(url)
         except RedisError as error:
             if not is_transient(error):
                 raise
             if delay == _RETRY_FIRST_S:
                 logger.warning("waiting for Redis at %s: %s", mask_password(url), error)
+        else:
+            return
         await asyncio.sleep(delay)
         delay = min(2 * delay, _RETRY_MOST_S)

@@ -67,6 +67,9 @@ def read_keys(path: Path) -> list[KeyRecord]:
         if path.stat().st_mode & 0o002:
             raise SettingsError(f"{path}: anyone may write to it; run `chmod 600 {path}`")
         lines = path.read_bytes().splitlines()
+    except FileNotFoundError as error:
+        todo = "`millstream keys add NAME` makes it"
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}; {todo}") from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     records: list[KeyRecord] = []

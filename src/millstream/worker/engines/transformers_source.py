@@ -159,6 +159,8 @@ def quiet_libraries() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers.clear()  # to stderr, and each line went to ours as well
     batching = logging.getLogger("ContinuousBatchingLogger")
     batching.handlers.clear()  # it brings a handler of its own, to stderr
     batching.propagate = True
@@ -195,7 +197,7 @@ def explained(source: str, load: Callable[[], T]) -> T:
         elif isinstance(error, OSError):
             todo = (
                 "Give a local folder, a .gguf file, `bundled`, or the id of a model that this "
-                "machine can fetch from the hub (HF_TOKEN opens gated ones)."
+                "machine can fetch from the hub (is it offline? HF_TOKEN opens gated ones)."
             )
         elif isinstance(error, MemoryError | torch.OutOfMemoryError):
             todo = (
