@@ -7,6 +7,7 @@ import pytest
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read
 from tests.support.routes import asking, making_routes
+from tests.support.waiting import eventually
 
 
 async def test_a_key_is_one_task_on_every_route(fleet: LocalFleet) -> None:
@@ -62,3 +63,31 @@ async def test_a_key_belongs_to_its_route(shared_fleet: LocalFleet) -> None:
                     continue
                 assert answer.status_code == 409, (first, path)
                 assert answer.json()["error"]["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_whose_task_has_expired_is_a_410(fleet: LocalFleet, stream: bool) -> None:
+    """Streams too: there is nothing to begin one with."""
+    api, _ = await asyncio.gather(fleet.api(result_ttl_s=1), fleet.worker(result_ttl_s=1))
+    async with httpx.AsyncClient(base_url=api.url, timeout=20) as http:
+        asked: dict[str, dict[str, object]] = {}
+        tasks: list[str] = []
+        for path in await making_routes(http):
+            asked[path] = asking(path, '@fake {"tokens": 3}\nhello')
+            if stream and path != "/tasks":
+                asked[path]["stream"] = True
+            made = await http.post(path, json=asked[path], headers={"Idempotency-Key": path})
+            assert made.status_code in (200, 202), path
+            tasks.append(made.headers["x-task-id"])
+        for task_id in tasks:
+
+            async def expired(task_id: str = task_id) -> bool:
+                return (await http.get(f"/tasks/{task_id}")).status_code == 410
+
+            await eventually(expired, what="the end of a task's life")
+        for path, body in asked.items():
+            again = await http.post(path, json=body, headers={"Idempotency-Key": path})
+            assert again.status_code == 410, path
+            assert again.json()["error"]["code"] == "task_expired"
+            assert again.json()["error"]["type"] == "invalid_request_error"
+    await fleet.quiet()

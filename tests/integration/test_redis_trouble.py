@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 from tests.support import sse
-from tests.support.faults import busy
+from tests.support.faults import busy, held
 from tests.support.local_fleet import LEASE_S, LocalFleet
 from tests.support.native import read, submit
 from tests.support.store import Store
@@ -111,6 +111,39 @@ async def test_all_data_gone_and_the_fleet_works_again(store: Store, frail: Loca
         assert (await http.get(f"/tasks/{task_id}")).status_code == 404
         assert (await read(http, await submit(http, tokens=3)))[-1].event == "completed"
     await frail.quiet()
+
+
+async def test_an_answer_whose_task_is_lost_is_the_server_s_fault(
+    store: Store, frail: LocalFleet
+) -> None:
+    """Its client has named no task; a 404 would tell it that it had, and not to ask again."""
+    api, _ = await asyncio.gather(frail.api(), frail.worker())
+    chat = {"messages": [{"role": "user", "content": held(2, tokens=9)}]}
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        asking = [
+            asyncio.create_task(http.post("/v1/chat/completions", json=chat)),
+            asyncio.create_task(http.post("/v1/responses", json={"input": held(2, tokens=9)})),
+            asyncio.create_task(http.post("/generate", json={"prompt": held(2, tokens=9)})),
+            asyncio.create_task(http.post("/v1/chat/completions", json=chat | {"stream": True})),
+        ]
+        await eventually(lambda: running(frail, len(asking)), what="all to run")
+        await frail.redis.flushall()
+        await frail.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        *whole, streamed = await asyncio.gather(*asking)
+    for answer in whole:
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "task_lost"
+        assert answer.json()["error"]["type"] == "server_error"
+    assert streamed.status_code == 200
+    assert '"code":"task_lost"' in streamed.text
+    assert "[DONE]" not in streamed.text
+    await frail.quiet()
+
+
+async def running(fleet: LocalFleet, count: int) -> bool:
+    """Whether so many tasks have two tokens."""
+    logs = [key async for key in fleet.redis.scan_iter("*:log:*")]
+    return len(logs) == count and all([await fleet.redis.xlen(log) == 2 for log in logs])
 
 
 async def _until_cut(stream: httpx.Response, frail: LocalFleet) -> AsyncIterator[str]:

@@ -17,6 +17,7 @@ from millstream.api.pod import Pod
 from millstream.api.silence import Silence
 from millstream.api.streams import CLOSING_SILENCE_S, AnswerFrames, answer_stream, client_gone
 from millstream.shared.cancellation import cancel_until_done
+from millstream.shared.errors import MillstreamError
 from millstream.shared.events import TOKEN, Event
 from millstream.shared.states import TaskState
 
@@ -109,7 +110,11 @@ class _FirstWord:
         self._turn: asyncio.Task[Turn] | None = None
 
     async def refusal(self) -> Response | None:
-        """What is answered in place of the stream, if a worker refuses the task in time."""
+        """What is answered in place of the stream, if a worker refuses the task in time.
+
+        Raises:
+            MillstreamError: the answer cannot be had, such as that of a task that has expired.
+        """
         pod, accepted, caller = self._pod, self._accepted, self._caller
         deadline = time.monotonic() + FIRST_WORD_S
         try:
@@ -121,8 +126,13 @@ class _FirstWord:
         except asyncio.CancelledError:
             pod.left(accepted, caller)
             raise
-        if not turn.done() or turn.exception():
+        if not turn.done():
             return None
+        if (error := turn.exception()) is not None:
+            if not isinstance(error, MillstreamError):
+                return None  # the stream is cut
+            pod.left(accepted, caller)
+            raise error
         for _, batch in turn.result():
             if batch[0].kind == TaskState.FAILED:
                 await self._turns.aclose()

@@ -16,6 +16,7 @@ from millstream.shared.errors import (
     ExpiredTask,
     LogIncomplete,
     LogRewound,
+    LostTask,
     RedisUnavailable,
     UnknownTask,
 )
@@ -140,8 +141,9 @@ class Relay:
 
         A batch is empty when nothing came for a tick of the silence, or when the pod wakes its
         readers: the moment to send a keepalive, or to leave. A Redis that is away is waited for.
-        Raises as `page` for a task that is not there, or no longer; and `LogRewound` where Redis
-        has lost what was given before, and neither worker nor pod can put it back.
+        Raises as `page` for a task that is not there, or no longer, and `LostTask` if it was
+        `expected`: made for this reader; and `LogRewound` where Redis has lost what was given
+        before, and neither worker nor pod can put it back.
 
         What the `shortcut` takes while the next batch is waited for is in none. The log of a task
         that the feed has `expected` need not be read, from its first event on.
@@ -154,7 +156,13 @@ class Relay:
             read_at, read_to = time.monotonic(), reader.next_seq
             while True:
                 if reader.behind:
-                    page = await self._catch_up(reader, caller, gap)
+                    try:
+                        page = await self._catch_up(reader, caller, gap)
+                    except (UnknownTask, ExpiredTask) as error:
+                        if not expected:
+                            raise
+                        # Who was given no id yet has named no task.
+                        raise LostTask(f"The fleet's store has lost task {task_id}.") from error
                     if page is None:
                         woken = await reader.pause(delay * random.uniform(0.5, 1.0))  # noqa: S311
                         delay = RETRY_FIRST_S if woken else min(2 * delay, RETRY_MOST_S)

@@ -171,7 +171,7 @@ async def answer_stream(
     try:
         yield (sse.OPENING + "".join(frames.opening() for frames in choices)).encode()
         async for turn in turns:
-            text = ""
+            text, over = "", False
             for choice, batch in turn:
                 frames, last = choices[choice], batch[-1]
                 if not last.terminal:
@@ -179,15 +179,15 @@ async def answer_stream(
                     continue
                 text += frames.frames(batch[:-1]) + frames.ending(last)
                 left -= 1
-                if last.kind != TaskState.COMPLETED:
-                    yield text.encode()
-                    return
+                over = last.kind != TaskState.COMPLETED or not left
+                if over:
+                    break
             if not text and silence.due:
                 text = choices[0].ping
             if text:
                 yield text.encode()
                 silence.broken()
-            if not left:
+            if over:
                 return
             if turn:
                 silence.heard()

@@ -49,8 +49,8 @@ class Wire:
             self._cycle.chunked_encoding = False  # it ends with the connection (RFC 9112, 6.1)
 
     def write(self, data: bytes) -> None:
-        """Send a piece of the body: of HTTP/1.1 a chunk (RFC 9112, 7.1)."""
-        if self._left:
+        """Send a piece of the body: of HTTP/1.1 a chunk (RFC 9112, 7.1), never the last."""
+        if self._left or not data:
             return
         if self._cycle.chunked_encoding:
             data = b"%x\r\n%b\r\n" % (len(data), data)

@@ -90,6 +90,12 @@ class ExpiredTask(InvalidRequest):
     default_code = "task_expired"
 
 
+class LostTask(MillstreamError):
+    """The store has no more the task of an answer that is being given."""
+
+    default_code = "task_lost"
+
+
 class UnknownWorker(InvalidRequest):
     """No worker of this id lives."""
 

@@ -8,7 +8,7 @@ import openai
 import pytest
 from tests.support import sse
 from tests.support.local_fleet import LocalFleet
-from tests.support.responses import chat_text, directed, task_of
+from tests.support.responses import chat_text, directed, ended, task_of
 
 from millstream.shared.keys import Keys
 
@@ -156,3 +156,33 @@ async def test_the_official_client_waits_through_silence(client: openai.AsyncOpe
     events = [event async for event in stream]
     assert events[-1].type == "response.completed"
     assert [event.sequence_number for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete", "cancelled", "failed"])
+async def test_nothing_after_the_last_number_and_the_connection_lives_on(
+    client: openai.AsyncOpenAI, shared_fleet: LocalFleet, status: str
+) -> None:
+    directive: dict[str, Any] = {"tokens": 4}
+    if status == "cancelled":
+        directive |= {"delay_s": 60, "delay_at": [3]}
+    elif status == "failed":
+        directive |= {"error_at": 3}
+    response = await client.responses.create(
+        model="fake",
+        input=directed(**directive),
+        background=True,
+        max_output_tokens=2 if status == "incomplete" else None,
+    )
+    if status == "cancelled":
+        await client.responses.cancel(response.id)
+    assert (await ended(client, response.id)).status == status
+    query = {"stream": "true"}
+    async with httpx.AsyncClient(
+        base_url=shared_fleet.url, limits=httpx.Limits(max_connections=1)
+    ) as http:
+        url = f"/v1/responses/{response.id}"
+        last = sse.parse((await http.get(url, params=query)).text)[-1].json["sequence_number"]
+        for _ in range(3):
+            rest = await http.get(url, params={**query, "starting_after": str(last)})
+            assert (rest.status_code, rest.text) == (200, ": ok\n\n")
+            assert (await http.get("/health")).status_code == 200

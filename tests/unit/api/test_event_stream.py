@@ -129,8 +129,12 @@ async def test_content_that_cannot_go_on_does_not_look_whole() -> None:
 
 
 async def test_a_stream_ends_as_a_response_does_and_the_connection_lives_on() -> None:
+    """Nothing to say is nothing sent: an empty chunk would end the body, and the end that follows
+    would stand before the next answer."""
+
     async def content() -> AsyncGenerator[bytes]:
         yield b"one"
+        yield b""
 
     async with served(app_of(content)) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
