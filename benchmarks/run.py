@@ -81,7 +81,8 @@ def main() -> int:
     rows = joint(read(FOLDER))
     (FOLDER / "targets.json").write_text(json.dumps({"targets": rows}, indent=1), "utf-8")
     (FOLDER / "targets.md").write_text(f"{table(rows)}\n", "utf-8")
-    print("\n".join(["", *said, "", table(rows), f"\nfigures: {FOLDER.relative_to(ROOT)}/*.json"]))
+    told = f"figures: {FOLDER.relative_to(ROOT)}/*.json; docs/performance.md tells how to read them"
+    print("\n".join(["", *said, "", table(rows), f"\nload {os.getloadavg()[0]:.1f}; {told}"]))
     return int(failed)
 
 
