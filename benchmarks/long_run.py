@@ -2,10 +2,10 @@
 
     python -m benchmarks.long_run [--seconds 3600] [--json FILE]
 
-Two pods, two workers with the fake engine and one with the bundled model, on a Valkey with an
-append-only file. The fake workers have 16 slots each, of 30 tokens/s; 16 clients ask for one answer
-of 10 to 200 tokens after the other, in every form (`support/half_load.py`), so half of the slots
-are taken all the time. The real model makes 40 sampled tokens now and then.
+Two pods, two workers with the fake engine and one with the bundled model, on a Valkey that is set
+up as the embedded one. The fake workers have 16 slots each, of 30 tokens/s; 16 clients ask for one
+answer of 10 to 200 tokens after the other, in every form (`support/half_load.py`), so half of the
+slots are taken all the time. The real model makes 40 sampled tokens now and then.
 
 The run has twelve windows. Results live for two minutes (`RESULT_TTL_S`), so that what is stored
 has levelled off by the second quarter, with which the last one is compared: the median of each
@@ -38,6 +38,7 @@ from benchmarks.support.fleet_samples import (
     streams_open,
 )
 from benchmarks.support.half_load import REAL, Clients
+from benchmarks.support.processes import AS_EMBEDDED
 from benchmarks.support.report import about
 from benchmarks.support.tally import Tally
 
@@ -167,7 +168,7 @@ def _line(window: dict[str, Any]) -> str:
 async def run(seconds: float) -> tuple[LongRun, list[str]]:
     """Start the fleet, keep it busy and watch it; what came of it, and what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "store")
+        store = Store(Path(folder) / "store", *AS_EMBEDDED)
         try:
             async with LocalFleet(store.url, Path(folder), **SETTINGS) as fleet:
                 pods = {f"pod {number}": (await fleet.api()).url for number in (1, 2)}

@@ -19,7 +19,9 @@ from tests.support.store import start_valkey
 
 ROOT = Path(__file__).parents[2]
 UP_S = 60.0
-AS_EMBEDDED = ("--appendonly", "yes", "--hash-max-listpack-value", "65536")
+AS_EMBEDDED = (
+    "--appendonly", "yes", "--hash-max-listpack-value", "65536", "--stream-node-max-bytes", "1024",
+)  # fmt: skip
 """What a Valkey is told besides its place: as `millstream up` does."""
 
 

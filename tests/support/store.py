@@ -39,9 +39,15 @@ def launch(port: int, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 class Store:
-    """One Valkey process with an append-only file, which outlives the process."""
+    """One Valkey process with an append-only file, which outlives the process.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where the file lies.
+        always: Options of each start.
+    """
+
+    def __init__(self, folder: Path, *always: str) -> None:
+        self._always = always
         folder.mkdir(parents=True)
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
@@ -51,7 +57,7 @@ class Store:
     def start(self, *options: str) -> None:
         durable = ("--appendonly", "yes", "--appendfsync", "everysec")
         local = ("--unixsocket", str(self.socket))
-        self.popen = start_valkey(self.port, self.folder, *durable, *local, *options)
+        self.popen = start_valkey(self.port, self.folder, *durable, *local, *self._always, *options)
 
     @property
     def socket(self) -> Path:

@@ -49,6 +49,9 @@ def server_command(binary: Path, state: StateFolder) -> list[str]:
         # A task's hash stays one piece of memory, though its request is long: of thousands of tasks
         # in turn none is in a cache, and a table would be fetched from many places.
         "hash-max-listpack-value": "65536",
+        # Each log has room for as much more before it needs it; of what is freed in pieces of 4 kB,
+        # the default, glibc's malloc cannot use a good part again.
+        "stream-node-max-bytes": "1024",
         "loglevel": "notice",
         # Its title would be written over the environment, and so over the mark of the fleet.
         "set-proc-title": "no",
