@@ -20,8 +20,6 @@ from millstream.shared.settings import Settings
 from millstream.shared.states import TaskState
 from millstream.shared.usage import DayOfUsage, read_usage
 
-SHARD = Keys(0)
-
 
 class Entry(NamedTuple):
     """An event of a log, and the attempt that wrote it."""
@@ -106,25 +104,28 @@ class Evidence:
         return self.by_canary.get(canary)
 
 
-async def read_tasks(client: redis.asyncio.Redis, *, max_tokens: int) -> dict[str, TaskRecord]:
+async def read_tasks(
+    client: redis.asyncio.Redis, shards: Sequence[Keys], *, max_tokens: int
+) -> dict[str, TaskRecord]:
     """All tasks there are, with their logs."""
     untyped: Any = client
-    prefix = SHARD.task("")
     tasks: dict[str, TaskRecord] = {}
-    async for key in untyped.scan_iter(f"{prefix}*", count=1000):
-        task_id = key.decode().removeprefix(prefix)
-        raw: dict[bytes, bytes] = await untyped.hgetall(key)
-        fields = {
-            name.decode(): value.decode() for name, value in raw.items() if name != b"request"
-        }
-        entries: list[tuple[bytes, dict[bytes, bytes]]] = await untyped.xrange(SHARD.log(task_id))
-        tasks[task_id] = TaskRecord(
-            task_id,
-            decode_request(raw.get(b"request", b'{"model":""}')),
-            fields,
-            [_entry(*entry) for entry in entries],
-            max_tokens,
-        )
+    for shard in shards:
+        prefix = shard.task("")
+        async for key in untyped.scan_iter(f"{prefix}*", count=1000):
+            task_id = key.decode().removeprefix(prefix)
+            raw: dict[bytes, bytes] = await untyped.hgetall(key)
+            fields = {
+                name.decode(): value.decode() for name, value in raw.items() if name != b"request"
+            }
+            entries: list[Any] = await untyped.xrange(shard.log(task_id))
+            tasks[task_id] = TaskRecord(
+                task_id,
+                decode_request(raw.get(b"request", b'{"model":""}')),
+                fields,
+                [_entry(*entry) for entry in entries],
+                max_tokens,
+            )
     return tasks
 
 
@@ -134,20 +135,23 @@ def _entry(entry_id: bytes, named: dict[bytes, bytes]) -> Entry:
     return Entry(int(named[b"a"]), event)
 
 
-async def read_dead(client: redis.asyncio.Redis, model: str) -> dict[str, list[int]]:
+async def read_dead(
+    client: redis.asyncio.Redis, shards: Sequence[Keys], model: str
+) -> dict[str, list[int]]:
     """The dead letters."""
     untyped: Any = client
     dead: dict[str, list[int]] = {}
-    for _, named in await untyped.xrange(SHARD.dead(model)):
-        dead.setdefault(named[b"task"].decode(), []).append(int(named[b"lost"]))
+    for shard in shards:
+        for _, named in await untyped.xrange(shard.dead(model)):
+            dead.setdefault(named[b"task"].decode(), []).append(int(named[b"lost"]))
     return dead
 
 
-async def read_used(scripts: Scripts) -> Sequence[DayOfUsage]:
+async def read_used(scripts: Scripts, *, shards: int) -> Sequence[DayOfUsage]:
     """What was counted for all callers, yesterday's too if midnight has just been."""
     today = datetime.now(UTC).date()
     return await read_usage(
-        scripts.runner, shards=1, first=today - timedelta(days=1), last=today, caller=None
+        scripts.runner, shards=shards, first=today - timedelta(days=1), last=today, caller=None
     )
 
 

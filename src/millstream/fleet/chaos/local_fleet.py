@@ -25,8 +25,10 @@ from millstream.fleet.supervisor import Supervisor
 from millstream.fleet.watch import watch
 from millstream.shared.connection import RedisError, open_redis
 from millstream.shared.errors import MillstreamError
+from millstream.shared.keys import Keys
 from millstream.shared.listener import PortTaken, url_of
 from millstream.shared.registry import ApiInfo, WorkerInfo, read_apis, read_workers
+from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import PREFIX, Settings
 
@@ -79,7 +81,7 @@ class Member:
 class ChaosFleet:
     """The processes, started on entry and gone on exit; their state lies in `folder`."""
 
-    def __init__(self, folder: Path, *, apis: int, workers: int) -> None:
+    def __init__(self, folder: Path, *, apis: int, workers: int, shards: int = 1) -> None:
         self.folder = folder
         self._state = StateFolder(folder / "state")
         self.log = FleetLog(folder / "fleet.log")
@@ -94,7 +96,9 @@ class ChaosFleet:
             keepalive_s=1.0,
             max_concurrent=16,
             fake_tokens_per_s=50.0,
+            shards=shards,
         )
+        self.shards = [Keys(shard) for shard in range(shards)]
         self._apis, self._workers = apis, workers
         self._stack = AsyncExitStack()
         self._background: list[asyncio.Task[Any]] = []
@@ -148,7 +152,7 @@ class ChaosFleet:
         client: Any = self.redis
         pipeline = client.pipeline(transaction=False)
         for task_id in task_ids:
-            pipeline.hmget(f"{{ms:0}}:task:{task_id}", "worker", "attempt", "state")
+            pipeline.hmget(Keys(shard_of(task_id) or 0).task(task_id), "worker", "attempt", "state")
         rows: list[list[bytes | None]] = await pipeline.execute()
         return {
             task_id: (worker.decode(), int(attempt))

@@ -9,7 +9,6 @@ from typing import Any
 import httpx2
 
 from millstream.fleet.chaos.client import MODEL, Client
-from millstream.fleet.chaos.evidence import SHARD
 from millstream.fleet.chaos.history import Form, History
 from millstream.fleet.chaos.load import Load
 from millstream.fleet.chaos.local_fleet import ChaosFleet
@@ -48,9 +47,10 @@ async def _look(fleet: ChaosFleet, unfinished: int) -> list[str]:
     left: list[str] = []
     if unfinished:
         left.append(f"{unfinished} clients have no answer")
-    view = await fleet.scripts.waiting(SHARD, model=MODEL)
-    if view.waiting or view.running:
-        left.append(f"{view.waiting} tasks wait and {view.running} run")
+    for shard in fleet.shards:
+        view = await fleet.scripts.waiting(shard, model=MODEL)
+        if view.waiting or view.running:
+            left.append(f"{view.waiting} tasks wait and {view.running} run")
     ready = [info for info in fleet.live if info.state == WorkerState.READY]
     if len(ready) != len(fleet.kin("worker")):
         left.append(f"{len(ready)} workers are ready of {len(fleet.kin('worker'))}")
@@ -63,8 +63,8 @@ async def _look(fleet: ChaosFleet, unfinished: int) -> list[str]:
     if streams:
         left.append(f"pods say they serve {streams} streams")
     channels = {name.decode() for name in await client.execute_command("PUBSUB", "SHARDCHANNELS")}
-    known = {SHARD.control(info.id) for info in fleet.live}
-    known |= {SHARD.pod(pod.id) for pod in fleet.pods}
+    known = {shard.control(info.id) for shard in fleet.shards for info in fleet.live}
+    known |= {shard.pod(pod.id) for shard in fleet.shards for pod in fleet.pods}
     if channels != known:
         left.append(f"subscriptions: {sorted(channels ^ known)} are too many or missing")
     lasting = [key async for key in client.scan_iter(count=1000) if await client.ttl(key) == -1]

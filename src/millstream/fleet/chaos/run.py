@@ -44,6 +44,7 @@ class ChaosOptions:
     seed: int
     apis: int = 3
     workers: int = 6
+    shards: int = 1
     clients: int = CLIENTS
     json_file: Path | None = None
 
@@ -52,7 +53,7 @@ class ChaosOptions:
         """How to have the same again."""
         text = f"millstream chaos --seconds {self.seconds:g} --seed {self.seed}"
         default = ChaosOptions(seconds=0, seed=0)
-        for name in ("apis", "workers", "clients"):
+        for name in ("apis", "workers", "shards", "clients"):
             if getattr(self, name) != getattr(default, name):
                 text += f" --{name} {getattr(self, name)}"
         return text
@@ -118,7 +119,12 @@ class ChaosRun:
         self._screen.say(f"Starting {options.apis} pods and {options.workers} workers")
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
         async with (
-            ChaosFleet(self._folder, apis=options.apis, workers=options.workers) as fleet,
+            ChaosFleet(
+                self._folder,
+                apis=options.apis,
+                workers=options.workers,
+                shards=options.shards,
+            ) as fleet,
             httpx2.AsyncClient(limits=limits, timeout=20) as http,
         ):
             load = Load(fleet.urls, http, seed=options.seed, clients=options.clients)
@@ -146,8 +152,10 @@ class ChaosRun:
         ends = sum((member.supervisor.ends for member in fleet.kin("worker")), Counter[int]())
         evidence = Evidence(
             histories=[*load.histories, *probe.histories],
-            tasks=await read_tasks(fleet.redis, max_tokens=fleet.settings.max_tokens_limit),
-            dead=await read_dead(fleet.redis, MODEL),
+            tasks=await read_tasks(
+                fleet.redis, fleet.shards, max_tokens=fleet.settings.max_tokens_limit
+            ),
+            dead=await read_dead(fleet.redis, fleet.shards, MODEL),
             max_attempts=fleet.settings.max_attempts,
             unrest=left,
             healed_after_s=healed_after_s,
@@ -155,7 +163,7 @@ class ChaosRun:
             log_rates=_busiest(fleet.log.rates),
             ends=ends,
             struck=faults.counts,
-            used=await read_used(fleet.scripts),
+            used=await read_used(fleet.scripts, shards=len(fleet.shards)),
         )
         gaps, longest = measure_gaps(evidence, faults.lost_by)
         return Report(
