@@ -36,7 +36,9 @@ def left_in(folder: Path) -> list[str]:
 
 @pytest.mark.timeout(150)
 async def test_a_short_run_is_clean(tmp_path: Path) -> None:
-    process = await start(tmp_path, "--seconds", "15", "--seed", "3", "--json", "report.json")
+    process = await start(
+        tmp_path, "--seconds", "15", "--seed", "3", "--shards", "4", "--json", "report.json"
+    )
     output = (await process.communicate())[0].decode()
     assert process.returncode == 0, output
     report = json.loads((tmp_path / "report.json").read_text())

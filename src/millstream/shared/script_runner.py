@@ -28,8 +28,6 @@ from millstream.shared.metrics.calls import CallStats
 from millstream.shared.server_client import KeptConnection
 
 AGAIN_S = 0.2
-_NOT_BEGUN = (NoScriptError, ReadOnlyError)
-"""What a server answers instead of running a script."""
 PARTS = ("lib", "fair", "tasks")
 """Files of what scripts share; each definition uses only what comes before it."""
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
@@ -90,9 +88,9 @@ class ScriptRunner:
         with self._stats.timed(name):
             if self._kept is not None and self._kept.ready:
                 try:
-                    return await self._kept.call("EVALSHA", *called)
-                except _NOT_BEGUN:
-                    pass
+                    return await self._on_kept(self._kept, name, called)
+                except ReadOnlyError:
+                    pass  # it has not begun
                 except ResponseError:
                     raise
                 except RedisError:
@@ -106,6 +104,12 @@ class ScriptRunner:
             if self._kept is not None:
                 self._kept.trust()
             return answer
+
+    async def _on_kept(self, kept: KeptConnection, name: str, called: Sequence[Any]) -> Any:
+        try:
+            return await kept.call("EVALSHA", *called)
+        except NoScriptError:
+            return await kept.call("EVAL", script_text(name), *called[1:])
 
     async def bounded(self, call: Awaitable[Any], name: str = "command") -> Any:
         """Any other command, under the same bound; it is counted under the name."""

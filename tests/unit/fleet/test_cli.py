@@ -154,7 +154,7 @@ def test_what_chaos_needs_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "openai", None)  # as if it were not installed
     assert invoke(["chaos"]) == 1
-    line = "millstream: openai is not installed: run `pip install 'millstream[all,chaos]'`\n"
+    line = "millstream: openai is not installed: run `pip install '.[all,chaos]'`\n"
     assert capsys.readouterr().err == line
 
 
