@@ -1,7 +1,5 @@
 """The front door of docker-compose.yml on this machine: its own files, other paths and ports."""
 
-import datetime
-import ipaddress
 import os
 import re
 import shutil
@@ -12,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from tests.support.certificate import make_certificate
 from tests.support.compose_file import ROOT
 from tests.support.local_fleet import free_port
 
@@ -39,36 +34,6 @@ def replace(text: str, old: str, new: str, *, times: int = 1) -> str:
     """Replace what must be there exactly so often."""
     assert text.count(old) == times, f"{old!r} is there {text.count(old)} times, not {times}"
     return text.replace(old, new)
-
-
-def make_certificate(folder: Path) -> Path:
-    """A certificate of its own making for loopback, named as nginx-tls.conf has it; its file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "privkey.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    path = folder / "fullchain.pem"
-    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return path
 
 
 @dataclass(frozen=True)
