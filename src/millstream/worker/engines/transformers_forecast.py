@@ -14,6 +14,7 @@ from millstream.worker.engines.model_source import find_source
 from millstream.worker.engines.transformers_batching import flash_version
 from millstream.worker.engines.transformers_gguf import read_config
 from millstream.worker.engines.transformers_int8 import can_quantize, quantized_bytes
+from millstream.worker.engines.transformers_linear import can_pack
 from millstream.worker.engines.transformers_source import (
     choose_device,
     choose_dtype,
@@ -31,6 +32,8 @@ class Forecast:
     threads: int | None
     """On a CPU."""
     threads_from: str
+    bfloat16: bool
+    """Whether `bfloat16` has kernels on this CPU."""
     int8: bool
     """Whether `int8` could be had here."""
     weights: int
@@ -79,6 +82,7 @@ def forecast(settings: EngineSettings) -> Forecast | None:
         dtype=settings.dtype if settings.dtype == "int8" else str(dtype).removeprefix("torch."),
         threads=threads,
         threads_from=threads_from,
+        bfloat16=device.type == "cpu" and can_pack(torch.bfloat16),
         int8=device.type == "cpu" and can_quantize(),
         weights=weights,
         free=free,

@@ -3,9 +3,9 @@
 
 torch multiplies by MKL, which packs the weights anew for every step and takes other kernels for
 other numbers of rows. oneDNN keeps them packed: SmolLM2-135M needs 48 ms of CPU a step instead of
-79 with 16 rows here, and 27 instead of 33 with one. Its rows also have the same bits in any batch,
-so that a text goes on alike wherever it is resumed. These are the operators that torch's own
-compiler uses for frozen models.
+79 with 16 rows here, and 27 instead of 33 with one. Its rows also have the same bits in any batch
+of more than a few, so that a text goes on alike wherever it is resumed. These are the operators
+that torch's own compiler uses for frozen models.
 """
 
 import logging
@@ -17,6 +17,8 @@ from torch.nn.functional import linear
 logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16)
+_TRIED = 2**16
+"""Results that are compared to find out whether rows depend on others: one in thousands shows."""
 
 
 class PackedLinear(nn.Module):
@@ -24,6 +26,9 @@ class PackedLinear(nn.Module):
 
     Args:
         layer: The layer it replaces, on the CPU.
+
+    Attributes:
+        fewest_rows: With fewer it computes some twice, for the bits that they have among others.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -31,6 +36,7 @@ class PackedLinear(nn.Module):
         self.in_features = layer.in_features
         self.out_features = layer.out_features
         self.bias = layer.bias
+        self.fewest_rows = 1
         self._packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous())
 
     @property
@@ -41,8 +47,10 @@ class PackedLinear(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         rows = values.reshape(-1, self.in_features)
+        if (count := rows.shape[0]) < self.fewest_rows:
+            rows = rows.repeat(-(-self.fewest_rows // max(count, 1)), 1)
         result = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
-        return result.view(*values.shape[:-1], self.out_features)
+        return result[:count].view(*values.shape[:-1], self.out_features)
 
 
 @torch.no_grad()
@@ -53,14 +61,39 @@ def pack_linears(model: nn.Module) -> None:
     copied out of the weights' file, so that its pages need not stay.
     """
     first = next(model.parameters())
-    if first.device.type != "cpu" or first.dtype not in _DTYPES or not _works(first.dtype):
+    if first.device.type != "cpu" or first.dtype not in _DTYPES or not can_pack(first.dtype):
         return
+    fewest: dict[tuple[object, ...], int] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype in _DTYPES:
-                setattr(parent, name, PackedLinear(child))
+                packed = PackedLinear(child)
+                kind = (child.weight.shape, child.weight.dtype, child.bias is None)
+                if kind not in fewest:
+                    fewest[kind] = find_fewest_rows(packed, child.weight.dtype)
+                packed.fewest_rows = fewest[kind]
+                setattr(parent, name, packed)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
+
+
+@torch.no_grad()
+def find_fewest_rows(layer: PackedLinear, dtype: torch.dtype) -> int:
+    """From how many rows on their bits do not depend on how many there are; 1 if none is found.
+
+    oneDNN sums what a row has in another order where there is no other row to share the weights,
+    as it does here for one row of more than 1,024 numbers.
+    """
+    count = 16 * min(16, max(1, _TRIED // 16 // layer.out_features))
+    rows = torch.randn(count, layer.in_features, generator=torch.Generator().manual_seed(0))
+    rows = rows.to(dtype)
+    whole = layer(rows)
+    for few in (1, 2, 4, 8):
+        pieces = zip(rows.split(few), whole.split(few), strict=True)
+        if all(torch.equal(layer(piece), result) for piece, result in pieces):
+            return few
+    logger.debug("rows of %d x %d depend on the batch", layer.in_features, layer.out_features)
+    return 1
 
 
 def is_packed(model: nn.Module) -> bool:
@@ -68,7 +101,7 @@ def is_packed(model: nn.Module) -> bool:
     return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
-def _works(dtype: torch.dtype) -> bool:
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch, on this processor, has the operators and they are right."""
     layer = nn.Linear(48, 80, dtype=dtype)
     rows = torch.randn(5, 48, dtype=dtype)

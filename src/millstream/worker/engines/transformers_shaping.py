@@ -90,7 +90,8 @@ class Observation:
             return
         self._index = torch.tensor([row.row for row in self._rows], device=scores.device)
         self._logits = scores[self._index]
-        self._total = self._logits.logsumexp(dim=-1, keepdim=True)
+        # Row by row: for several at once torch sums in another order, and the last digit moves.
+        self._total = torch.stack([row.logsumexp(dim=0, keepdim=True) for row in self._logits])
         width = max(row.shaping.request.logprobs or 0 for row in self._rows)
         self._top = self._logits.topk(min(width, scores.shape[-1]))
 

@@ -91,23 +91,6 @@ async def test_a_model_in_8_bits(tmp_path):
         assert await running.run("batch") == alone
 
 
-async def test_an_answer_that_was_interrupted_goes_on_with_the_same_bits(tmp_path):
-    """Another worker reads at once what the first wrote token by token."""
-    folder = write_tiny_model(tmp_path, eos=None)
-    prompt = list(range(10, 90))
-    asked = {"prompt_length": len(prompt), "seed": 3, "temperature": 0.9, "logprobs": 2}
-    async with started(folder, dtype="int8", device="cpu") as running:
-        whole = await running.run("whole", prompt, max_new_tokens=48, **asked)
-        told = [each for output in running.outputs("whole") for each in output.logprobs]
-        for done in range(1, 48, 6):
-            running.submit(f"{done}", prompt + whole[:done], max_new_tokens=48 - done, **asked)
-        for done in range(1, 48, 6):
-            await running.finished(f"{done}")
-            assert running.tokens(f"{done}") == whole[done:]
-            later = [each for output in running.outputs(f"{done}") for each in output.logprobs]
-            assert later == told[done:]
-
-
 def test_it_is_for_cpus():
     with pytest.raises(SettingsError, match="is for CPUs"):
         choose_dtype("int8", torch.device("cuda", 0))

@@ -13,7 +13,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from millstream.worker.engines.transformers_attention import attention
 from millstream.worker.engines.transformers_linear import (
     PackedLinear,
-    _works,
+    can_pack,
+    find_fewest_rows,
     is_packed,
     pack_linears,
 )
@@ -25,7 +26,7 @@ LAYER = nn.Module()
 LAYER.num_key_value_groups, LAYER.is_causal = HEADS // HEADS_KV, True
 ROOT = SIZE**-0.5
 
-needs_packing = pytest.mark.skipif(not _works(torch.float32), reason="no oneDNN in this torch")
+needs_packing = pytest.mark.skipif(not can_pack(torch.float32), reason="no oneDNN in this torch")
 
 
 def packed(lengths, window=None, value_size=SIZE):
@@ -119,13 +120,45 @@ def test_a_packed_layer_computes_the_same(bias):
 
 
 @needs_packing
+@pytest.mark.parametrize("shape", [(576, 1536), (1536, 576), (576, 20_000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_a_row_has_the_same_bits_in_any_batch():
-    layer = PackedLinear(nn.Linear(576, 1536, bias=False))
-    rows = torch.randn(256, 576)
-    whole = layer(rows)
+def test_a_row_has_the_same_bits_in_any_batch(dtype, shape):
+    """Alone, too: oneDNN sums a single row of more than 1,024 numbers in another order."""
+    if not can_pack(dtype):
+        pytest.skip("no kernels for it")
+    model = nn.Sequential(nn.Linear(*shape, bias=False, dtype=dtype))
+    pack_linears(model)
+    rows = torch.randn(256, shape[0], dtype=dtype)
+    whole = model(rows)
     for count in (1, 2, 3, 4, 7, 16, 33, 200):
-        assert torch.equal(layer(rows[:count].clone()), whole[:count])
+        for at in (0, 40):
+            assert torch.equal(model(rows[at : at + count].clone()), whole[at : at + count])
+
+
+@torch.no_grad()
+def test_how_few_rows_are_like_many_is_found_out():
+    class FirstOfThree(nn.Module):
+        """Adds something to all rows where there are fewer than three."""
+
+        in_features, out_features = 8, 5
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows[:, :5] + (len(rows) < 3)
+
+    assert find_fewest_rows(FirstOfThree(), torch.float32) == 4
+
+
+@needs_packing
+@torch.no_grad()
+def test_fewer_rows_than_that_are_computed_as_so_many():
+    layer = PackedLinear(nn.Linear(8, 5))
+    layer.fewest_rows = 4
+    for count in (0, 1, 3, 4, 5):
+        rows = torch.randn(1, count, 8)
+        assert layer(rows).shape == (1, count, 5)
+        four = torch.cat([rows, rows.new_zeros(1, max(0, 4 - count), 8)], dim=1)
+        torch.testing.assert_close(layer(rows), layer(four)[:, :count])
 
 
 @needs_packing

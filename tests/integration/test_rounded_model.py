@@ -1,4 +1,4 @@
-"""The bundled language model in 8 bits keeps what a failover needs: the batch changes no text."""
+"""The bundled language model in 8 and in 16 bits: a failover changes no text there either."""
 
 import asyncio
 import signal
@@ -12,12 +12,14 @@ from tests.support.redis_servers import Servers
 
 pytest.importorskip("torch")
 
+import torch
+
 from millstream.worker.engines.transformers_int8 import can_quantize
+from millstream.worker.engines.transformers_linear import can_pack
 
 pytestmark = [
     pytest.mark.model,
     pytest.mark.timeout(90),  # the first start may have to convert the weights
-    pytest.mark.skipif(not can_quantize(), reason="no VNNI, or no oneDNN in this torch"),
 ]
 
 PATH = "/v1/chat/completions"
@@ -50,10 +52,15 @@ async def stream(
     return answer.headers["x-task-id"], sse.chat_text(frames)
 
 
-async def test_kill_9_of_the_worker_changes_no_word(servers: Servers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+async def test_kill_9_of_the_worker_changes_no_word(
+    servers: Servers, tmp_path: Path, dtype: str
+) -> None:
     """One at a time and undisturbed, or together and on two workers: the same texts."""
+    if not (can_quantize() if dtype == "int8" else can_pack(torch.bfloat16)):
+        pytest.skip("this processor, or this torch, has no kernels for it")
     async with (
-        LocalFleet(servers.fresh_url(), tmp_path, engine="transformers", dtype="int8") as fleet,
+        LocalFleet(servers.fresh_url(), tmp_path, engine="transformers", dtype=dtype) as fleet,
         httpx.AsyncClient(timeout=60) as http,
     ):
         http.base_url = (await fleet.api(keepalive_s=0.5)).url
