@@ -19,10 +19,10 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import torch
 from tests.support.local_fleet import LocalFleet
 from tests.support.store import Store
 
@@ -32,8 +32,8 @@ from benchmarks.support.crowd import post
 from benchmarks.support.processes import cpu_s
 from benchmarks.support.report import Row, finish
 from benchmarks.support.servers import SERVERS, serving
-from millstream.worker.engines.conversions import find_conversion
 from millstream.worker.engines.model_source import bundled_file
+from millstream.worker.engines.transformers_gguf import unpacked
 
 LOAD_S = 120.0
 ALONE = "the engine alone"
@@ -138,8 +138,9 @@ async def contestants(options: argparse.Namespace) -> AsyncGenerator[list[Contes
         ours = await stack.enter_async_context(fleet(clients, options))
         found = [Contestant(ALONE, 64, by_itself), Contestant("millstream", 64, ours.round)]
         _, dtype, *_ = alone.numerics.split("/")
-        folder = find_conversion(bundled_file(), dtype=dtype, version=version("transformers"))
-        for server in SERVERS if options.peers and folder is not None else ():
+        weights = unpacked(bundled_file(), getattr(torch, dtype), lambda _: None)
+        folder = stack.enter_context(weights)
+        for server in SERVERS if options.peers else ():
             process = stack.enter_context(serving(server, folder, dtype))
             peer = Server(clients, f"http://127.0.0.1:{process.port}", model=str(folder))
             found.append(Contestant(server.name, server.most_streams, peer.round))

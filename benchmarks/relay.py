@@ -15,31 +15,37 @@ others who use the machine weigh little; medians over the rounds.
 - `idle`: memory of streams whose task waits.
 
 "A send" is what the kernel alone takes for a piece: no relay in step can be cheaper.
-The peers keep nothing: they pass on what a fake OpenAI server sends, whose cost does not count.
+The peers keep nothing: they pass on what a fake OpenAI server sends, whose cost does not count; or
+what is published in a Valkey, with `EventSourceResponse` and a subscription for each stream.
 """
 
 import argparse
 import asyncio
 import os
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
+import redis.asyncio
 import uvloop
+from tests.support.ports import free_port
 
 from benchmarks.support import peers
 from benchmarks.support.crowd import chat, crowd, get
 from benchmarks.support.floor import send_us
-from benchmarks.support.processes import Started, pod, valkey
+from benchmarks.support.processes import ROOT, Started, pod, started, valkey
 from benchmarks.support.report import Row, finish
 from benchmarks.support.writer import Writer, open_writer
 from millstream.api.streams import FAR_HINT_S
 
 PACED, RATE = 100, 30
 FLOODED = 200  # streams of a peer
+SUBSCRIBED = 1000  # streams that wait, each with a subscription
 LOG_TOKENS, LOG_READERS = 500, 100
 CASE_S = 240.0  # a bound on hangs
 
@@ -53,22 +59,23 @@ class Rig:
     writer: Writer
     seconds: float
 
-    def spent(self) -> tuple[float, float, float]:
-        """CPU seconds of pod, Valkey and worker so far."""
-        return self.pod.cpu_s(), self.store.cpu_s(), time.process_time()
-
 
 class Clock:
     """CPU per token between two moments."""
 
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
-        self._before = rig.spent()
+    def __init__(self, pod: Started, store: Started) -> None:
+        self._pod = pod
+        self._store = store
+        self._before = self._spent()
         self._began = time.monotonic()
+
+    def _spent(self) -> tuple[float, float, float]:
+        """CPU seconds of pod, Valkey and worker so far."""
+        return self._pod.cpu_s(), self._store.cpu_s(), time.process_time()
 
     def per_token(self, tokens: float) -> dict[str, float]:
         """µs a token in each process."""
-        after = self._rig.spent()
+        after = self._spent()
         pod, store, worker = (
             (b - a) / tokens * 1e6 for a, b in zip(self._before, after, strict=True)
         )
@@ -88,7 +95,7 @@ async def paced(rig: Rig) -> dict[str, float]:
         await rig.writer.claim(PACED)
         await rig.writer.pace(RATE, 0.5)
         await readers.report()
-        clock = Clock(rig)
+        clock = Clock(rig.pod, rig.store)
         await rig.writer.pace(RATE, rig.seconds)
         told = await readers.report()
         costs = clock.per_token(told["tokens"])
@@ -110,7 +117,7 @@ async def stepped(rig: Rig, streams: int, tokens: int) -> dict[str, float]:
         began = time.monotonic()
         await steps(2)
         count = max(3, round(rig.seconds / ((time.monotonic() - began) / 2)))
-        clock = Clock(rig)
+        clock = Clock(rig.pod, rig.store)
         await steps(count)
         return clock.per_token(count * size)
 
@@ -121,7 +128,7 @@ async def flood(rig: Rig, streams: int) -> dict[str, float]:
         await rig.writer.claim(streams)
         await rig.writer.step()
         await readers.line()
-        clock = Clock(rig)
+        clock = Clock(rig.pod, rig.store)
         count, until = 0, time.monotonic() + rig.seconds
         while time.monotonic() < until:
             await rig.writer.step()
@@ -139,7 +146,7 @@ async def from_the_log(rig: Rig) -> dict[str, float]:
         await rig.writer.step(50)
     await rig.writer.step(0, end=True)
     size = LOG_READERS * LOG_TOKENS
-    clock = Clock(rig)
+    clock = Clock(rig.pod, rig.store)
     async with crowd(rig.pod.port, [*map(native, task_ids)], step=size) as readers:
         await readers.line()
         return clock.per_token(size)
@@ -150,13 +157,13 @@ def native(task_id: str) -> str:
     return get(f"/tasks/{task_id}/stream")
 
 
-async def idle(rig: Rig, requests: Sequence[str]) -> float:
+async def idle(pod: Started, requests: Sequence[str]) -> float:
     """MB of the pod for 1,000 streams that wait."""
     few = len(requests) // 5
-    async with crowd(rig.pod.port, requests[:few]):  # pools and buffers grow once
-        before = rig.pod.memory_mb()
-        async with crowd(rig.pod.port, requests[few:]):
-            return (rig.pod.memory_mb() - before) / (len(requests) - few) * 1000
+    async with crowd(pod.port, requests[:few]):  # pools and buffers grow once
+        before = pod.memory_mb()
+        async with crowd(pod.port, requests[few:]):
+            return (pod.memory_mb() - before) / (len(requests) - few) * 1000
 
 
 async def of_many(rig: Rig, streams: int) -> dict[str, float]:
@@ -184,12 +191,41 @@ async def of_many(rig: Rig, streams: int) -> dict[str, float]:
 async def waiting_tasks(rig: Rig, streams: int) -> dict[str, float]:
     """Each task's own stream, which tells its place in the queue."""
     requests = [*map(native, await rig.writer.submit(streams))]
-    return {"mb_per_1000": await idle(rig, requests)}
+    return {"mb_per_1000": await idle(rig.pod, requests)}
 
 
 async def waiting_chats(rig: Rig, streams: int) -> dict[str, float]:
     """OpenAI's form."""
-    return {"mb_per_1000": await idle(rig, [chat("x")] * streams)}
+    return {"mb_per_1000": await idle(rig.pod, [chat("x")] * streams)}
+
+
+async def subscriptions(seconds: float) -> dict[str, dict[str, float]]:
+    """The usual relay: in step, and memory of streams that wait."""
+    module, port = "benchmarks.support.subscription_each", free_port()
+    requests = [native(str(number)) for number in range(SUBSCRIBED)]
+    with valkey() as store:
+        command = [sys.executable, "-m", module, str(port), str(store.port)]
+        with started(command, port, cwd=ROOT) as app:
+            async with redis.asyncio.Redis(port=store.port) as client:
+
+                async def step() -> None:
+                    async with client.pipeline(transaction=False) as pipe:
+                        for channel in range(FLOODED):
+                            pipe.publish(str(channel), "~0123456789012345")
+                        await pipe.execute()
+                    await readers.line()
+
+                async with crowd(port, requests[:FLOODED], step=FLOODED) as readers:
+                    await step()
+                    clock, count, until = Clock(app, store), 0, time.monotonic() + seconds
+                    while time.monotonic() < until:
+                        await step()
+                        count += 1
+                    in_step = clock.per_token(count * FLOODED)
+            return {
+                f"in step, {FLOODED}": in_step,
+                "idle tasks": {"mb_per_1000": await idle(app, requests)},
+            }
 
 
 def cases(options: argparse.Namespace) -> dict[str, Callable[[Rig], Coroutine[Any, Any, Any]]]:
@@ -227,6 +263,12 @@ async def run(options: argparse.Namespace) -> list[Row]:
                 continue  # the same each time, and it takes long
             print(f"round {number + 1}: {name}; load {os.getloadavg()[0]:.1f}", flush=True)
             figures["millstream", name].append(await measure(case, options.seconds))
+        if not options.no_peers:
+            who = f"sse-starlette {version('sse-starlette')}, a subscription each"
+            print(f"round {number + 1}: {who}; load {os.getloadavg()[0]:.1f}", flush=True)
+            async with asyncio.timeout(CASE_S):
+                for name, values in (await subscriptions(options.seconds)).items():
+                    figures[who, name].append(values)
         for rival in rivals:
             if rival.title in missing:
                 continue

@@ -10,17 +10,18 @@ several batches of steps; beside them what `redis-py` costs in a pipeline of one
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
 from tests.support.ports import free_port
 from tests.support.store import start_valkey
 
+from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.content_filter import Filters
 from millstream.shared.keys import Keys
@@ -134,9 +135,10 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 32, 128])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", default=None)
     arguments = parser.parse_args()
-    rows: list[dict[str, float]] = []
+    rows: list[Row] = []
+    rival = f"redis-py {version('redis')}, a pipeline a step"
     settings = EngineSettings(model="bundled", source="bundled")
     tokenizer = TransformersTokenizer(load_model(settings).tokenizer)
     with tempfile.TemporaryDirectory() as folder:
@@ -144,19 +146,19 @@ async def main() -> None:
         server = start_valkey(port, Path(folder))
         try:
             async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
-                print("streams   worker   redis-py pipeline   (µs of CPU a token)")
                 for streams in arguments.streams:
                     await client.flushdb()
                     ours = await worker(client, tokenizer, streams=streams, steps=arguments.steps)
                     await client.flushdb()
                     theirs = await pipeline(client, streams=streams, steps=arguments.steps)
-                    print(f"{streams:7} {ours:8.1f} {theirs:19.1f}")
-                    rows.append({"streams": streams, "worker_us": ours, "pipeline_us": theirs})
+                    rows += [
+                        Row("millstream", f"{streams} streams", {"us_per_token": ours}),
+                        Row(rival, f"{streams} streams", {"us_per_token": theirs}),
+                    ]
         finally:
             server.kill()
             server.wait(10)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows))
+    finish("worker_cost", rows, json_to=arguments.json)
 
 
 if __name__ == "__main__":

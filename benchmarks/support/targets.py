@@ -18,7 +18,8 @@ class Target:
         figure: Its name there.
         most: At most so much; or
         least: at least so much. Neither: it is told for what it tells.
-        peers: The case in which peers do the same, where it has another name.
+        peers: The cases in which peers do the same, where they have other names.
+        rival: The peer that the target was set by, and its figure on that day's machine.
     """
 
     what: str
@@ -27,7 +28,8 @@ class Target:
     figure: str
     most: float | None = None
     least: float | None = None
-    peers: str = ""
+    peers: tuple[str, ...] = ()
+    rival: tuple[str, float] | None = None
 
     @property
     def bound(self) -> str:
@@ -42,32 +44,48 @@ class Target:
             return value <= self.most
         return self.least is None or value >= self.least
 
+    def against(self, value: float, peers: Mapping[str, float]) -> dict[str, Any] | None:
+        """The figure over the rival's of the same run, which is the target on another machine."""
+        bound = self.most if self.most is not None else self.least
+        if self.rival is None or bound is None:
+            return None
+        name, then = self.rival
+        for peer, figure in peers.items():
+            if peer.startswith(name):
+                ratio = value / figure
+                return {
+                    "rival": name, "ratio": ratio, "target": bound / then,
+                    "met": self.met(ratio * then),
+                }  # fmt: skip
+        return None
+
 
 TARGETS = (
     Target("first token, added by queue and relay, p50", " ms", ("ttft", "first token"),
-           "added_p50_ms", most=0.6),
-    Target("the same, p99", " ms", ("ttft", "first token"), "added_p99_ms", most=1.0),
+           "added_p50_ms", most=0.6, rival=("smg", 0.34)),
+    Target("the same, p99", " ms", ("ttft", "first token"), "added_p99_ms", most=1.0,
+           rival=("smg", 0.41)),
     Target("submits a core-second of a pod", "", ("ttft", "submit"), "submits_per_core_s"),
     Target("tokens a core-second of a pod, in step", "", ("relay", "in step, 200"),
-           "tokens_per_core_s", least=120_000),
-    Target("the same, 8 behind", "", ("relay", "8 behind, 200"),
-           "tokens_per_core_s", least=400_000),
-    Target("the same, flooded", "", ("relay", "flood, 200"), "tokens_per_core_s", peers="flood"),
+           "tokens_per_core_s", least=120_000, peers=("in step", "flood"), rival=("smg", 165_000)),
+    Target("the same, 8 behind", "", ("relay", "8 behind, 200"), "tokens_per_core_s",
+           least=400_000, peers=("flood",), rival=("smg", 165_000)),
+    Target("the same, flooded", "", ("relay", "flood, 200"), "tokens_per_core_s", peers=("flood",)),
     Target("publish to client, 100 x 30 tokens/s, p50", " ms", ("relay", "paced, 100 x 30/s"),
-           "p50_ms", most=0.2, peers="paced"),
+           "p50_ms", most=0.2, peers=("paced",), rival=("smg", 0.22)),
     Target("the same, p99", " ms", ("relay", "paced, 100 x 30/s"), "p99_ms", most=0.4,
-           peers="paced"),
+           peers=("paced",), rival=("smg", 0.47)),
     Target("pod's CPU a token, 100 x 30 tokens/s", " µs", ("relay", "paced, 100 x 30/s"),
-           "pod_us_per_token", peers="paced"),
+           "pod_us_per_token", peers=("paced",)),
     Target("memory of 1,000 task streams that wait", " MB", ("relay", "idle tasks"),
-           "mb_per_1000", most=15),
-    Target("the same, chats", " MB", ("relay", "idle chats"), "mb_per_1000", peers="idle chats"),
+           "mb_per_1000", most=15, peers=("idle tasks",), rival=("sse-starlette", 61)),
+    Target("the same, chats", " MB", ("relay", "idle chats"), "mb_per_1000", peers=("idle chats",)),
     Target("Valkey, of a core at 10,000 tokens/s, in step", " %", ("relay", "in step, 200"),
-           "valkey_percent_at_10k", most=5.5),
+           "valkey_percent_at_10k", most=5.5, peers=("in step",)),
     Target("the same, 8 behind", " %", ("relay", "8 behind, 200"), "valkey_percent_at_10k",
            most=5.5),
-    Target("worker's own CPU a token, 16 streams", " µs", ("worker_cost", "16"), "worker_us",
-           most=5),
+    Target("worker's own CPU a token, 16 streams", " µs", ("worker_cost", "16 streams"),
+           "us_per_token", most=5, rival=("redis-py", 14)),
     Target("tokens/s over the engine's own, 16 streams", "", ("fleet_over_engine", "16 streams"),
            "ratio", least=0.97),
     Target("tokens/s, one stream", "", ("fleet_over_engine", "1 streams"), "tokens_per_s"),
@@ -113,11 +131,7 @@ def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     told: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         whole = json.loads(path.read_text("utf-8"))
-        if isinstance(whole, list):  # `worker_cost`
-            told[path.stem] = [
-                {"who": "millstream", "case": str(row["streams"]), "figures": row} for row in whole
-            ]
-        elif "rows" in whole:
+        if "rows" in whole:
             told[path.stem] = whole["rows"]
     return told
 
@@ -127,8 +141,8 @@ def figures_of(target: Target, rows: Sequence[Mapping[str, Any]]) -> dict[str, f
     found: dict[str, float] = {}
     for row in rows:
         ours = row["who"] == "millstream"
-        case = target.where[1] if ours or not target.peers else target.peers
-        if row["case"].startswith(case) and target.figure in row["figures"]:
+        cases = (target.where[1],) if ours or not target.peers else target.peers
+        if row["case"].startswith(cases) and target.figure in row["figures"]:
             found[row["who"]] = row["figures"][target.figure]
     return found
 
@@ -144,6 +158,7 @@ def joint(told: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
                 "what": target.what, "unit": target.unit, "target": target.bound,
                 "millstream": ours, "peers": found,
                 "met": None if ours is None or not target.bound else target.met(ours),
+                "against": None if ours is None else target.against(ours, found),
             }
         )  # fmt: skip
     return rows
@@ -153,14 +168,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The same in Markdown."""
     peers = sorted({who for row in rows for who in row["peers"]})
     lines = [
-        "| what | target | Millstream | " + "".join(f"{peer} | " for peer in peers),
-        "| --- " * (3 + len(peers)) + "|",
+        "| what | target | Millstream | over its peer (target) | "
+        + "".join(f"{peer} | " for peer in peers),
+        "| --- " * (4 + len(peers)) + "|",
     ]
     for row in rows:
         ours = "not measured"
         if row["millstream"] is not None:
             missed = ": not met" if row["met"] is False else ""
             ours = f"{number(row['millstream'])}{row['unit']}{missed}"
+        ratio = ""
+        if (against := row["against"]) is not None:
+            missed = "" if against["met"] else ": not met"
+            ratio, bound = number(against["ratio"]), number(against["target"])
+            ratio = f"{ratio} of {against['rival']} ({bound}){missed}"
         others = [number(row["peers"][peer]) if peer in row["peers"] else "" for peer in peers]
-        lines.append(" | ".join([f"| {row['what']}", row["target"], ours, *others]) + " |")
+        lines.append(" | ".join([f"| {row['what']}", row["target"], ours, ratio, *others]) + " |")
     return "\n".join(line.rstrip() for line in lines)
