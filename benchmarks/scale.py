@@ -2,25 +2,22 @@
 
     python -m benchmarks.scale [--json FILE]
 
-Starts a Valkey of its own, with an append-only file. Workers are made up: each owns some streams
+Starts a Valkey for each row, with an append-only file. Workers are made up: each owns some streams
 and writes one step after the other, one token a stream, by the real scripts. Three series: more
 workers of 16 streams each, more open streams at the same 16 a step, more shards. Figures are
-microseconds of the server's CPU, the median of several batches, and their ratio to the first row of
-the series.
+microseconds of the server's CPU, medians of batches in which the rows of a series take turns; the
+ratio of a token's to that of the first row is the median of those within each turn.
 """
 
 import argparse
 import asyncio
 import statistics
-import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from tests.support.ports import free_port
-from tests.support.store import start_valkey
-
-from benchmarks.support.processes import AS_EMBEDDED
+from benchmarks.support.processes import valkey
 from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
@@ -30,8 +27,8 @@ from millstream.shared.scripts import Scripts
 from millstream.shared.steps import AppendRow
 
 STEP = 16  # streams a worker writes in one call
-CALLS = 400  # of each kind, in batches
-BATCHES = 8
+CALLS = {"submit": 480, "claim": 480, "step": 2880}  # in batches
+BATCHES = 24
 REQUEST = b'{"model": "m", "messages": [{"role": "user", "content": "' + b"x" * 400 + b'"}]}'
 
 
@@ -42,15 +39,6 @@ class Size:
     workers: int
     streams: int
     shards: int
-
-
-@dataclass
-class Cost:
-    """CPU microseconds of the store."""
-
-    submit_us: float
-    claim_us: float
-    token_us: float
 
 
 SERIES = {
@@ -107,53 +95,62 @@ class Fleet:
             Keys(self.shard_of(worker)), worker=f"w{worker}", model="m", result_ttl_s=60, rows=rows
         )
 
-    async def cost(self, call: Any, calls: int) -> float:
-        """The store's CPU microseconds a call."""
-        costs: list[float] = []
-        for batch in range(BATCHES):
-            before = await self._cpu_s()
-            for number in range(calls // BATCHES):
-                await call(batch * (calls // BATCHES) + number)
-            costs.append((await self._cpu_s() - before) / (calls // BATCHES))
-        return 1e6 * statistics.median(costs)
+    async def fill(self) -> None:
+        """As many streams as it is to have, all claimed."""
+        for name in ("submit", "claim", "append"):
+            await self.client.script_load(script_text(name))
+        for call in (self.submit, self.claim):
+            for number in range(self.size.streams):
+                await call(number)
+
+    async def cost_us(self, kind: str, batch: int) -> float:
+        """The store's CPU microseconds for one of a batch of calls."""
+        calls = CALLS[kind] // BATCHES
+        call = getattr(self, kind)
+        before = await self._cpu_s()
+        for number in range(batch * calls, (batch + 1) * calls):
+            await call(number)
+        return 1e6 * (await self._cpu_s() - before) / calls
 
     async def _cpu_s(self) -> float:
         info = await self.client.info("cpu")
         return info["used_cpu_user"] + info["used_cpu_sys"]
 
-    async def measure(self) -> Cost:
-        """Fill the fleet, then measure."""
-        await self.client.flushdb()
-        for number in range(self.size.streams):
-            await self.submit(number)
-        for number in range(self.size.streams):
-            await self.claim(number)
-        submit = await self.cost(self.submit, CALLS)
-        claim = await self.cost(self.claim, CALLS)
-        return Cost(submit, claim, await self.cost(self.step, 4 * CALLS) / STEP)
+
+@asynccontextmanager
+async def filled(size: Size) -> AsyncGenerator[Fleet]:
+    """A fleet of that size on a Valkey of its own."""
+    with valkey() as store:
+        async with open_redis(f"redis://127.0.0.1:{store.port}/0") as client:
+            fleet = Fleet(client, size)
+            await fleet.fill()
+            yield fleet
+
+
+async def measure(series: str) -> list[Row]:
+    """The rows of a series."""
+    async with AsyncExitStack() as stack:
+        fleets = [await stack.enter_async_context(filled(size)) for size in SERIES[series]]
+        turns = {
+            kind: [
+                [await fleet.cost_us(kind, batch) for fleet in fleets] for batch in range(BATCHES)
+            ]
+            for kind in CALLS
+        }
+    rows: list[Row] = []
+    for at, fleet in enumerate(fleets):
+        submit, claim, step = (
+            statistics.median(turn[at] for turn in turns[kind]) for kind in CALLS
+        )
+        ratio = statistics.median(turn[at] / turn[0] for turn in turns["step"])
+        costs = {"submit_us": submit, "claim_us": claim, "token_us": step / STEP, "ratio": ratio}
+        rows.append(Row("millstream", series, asdict(fleet.size) | costs))
+    return rows
 
 
 async def run() -> list[Row]:
     """All series."""
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        server = start_valkey(port, Path(folder), *AS_EMBEDDED)
-        try:
-            async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
-                for name in ("submit", "claim", "append"):
-                    await client.script_load(script_text(name))
-                for series, sizes in SERIES.items():
-                    base = 0.0
-                    for size in sizes:
-                        cost = await Fleet(client, size).measure()
-                        base = base or cost.token_us
-                        figures = asdict(size) | asdict(cost) | {"ratio": cost.token_us / base}
-                        rows.append(Row("millstream", series, figures))
-        finally:
-            server.kill()
-            server.wait(10)
-    return rows
+    return [row for series in SERIES for row in await measure(series)]
 
 
 def main(arguments: list[str] | None = None) -> int:

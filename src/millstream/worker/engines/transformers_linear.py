@@ -12,7 +12,7 @@ import logging
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
         layer: The layer it replaces, on the CPU.
 
     Attributes:
-        fewest_rows: With fewer it computes some twice, for the bits that they have among others.
+        fewest_rows: Fewer are computed with empty ones, for the bits that they have among others.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -47,10 +47,13 @@ class PackedLinear(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         rows = values.reshape(-1, self.in_features)
-        if (count := rows.shape[0]) < self.fewest_rows:
-            rows = rows.repeat(-(-self.fewest_rows // max(count, 1)), 1)
+        spare = self.fewest_rows - rows.shape[0]
+        if spare > 0:
+            rows = pad(rows, (0, 0, 0, spare))
         result = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
-        return result[:count].view(*values.shape[:-1], self.out_features)
+        if spare > 0:
+            result = result[:-spare]
+        return result.view(*values.shape[:-1], self.out_features)
 
 
 @torch.no_grad()
