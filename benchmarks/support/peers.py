@@ -36,6 +36,7 @@ error_log {folder}/error;
 events {{ worker_connections 8192; }}
 http {{
   access_log off;
+  keepalive_requests 1000000;  # a client asks them all on one connection
   client_body_temp_path {folder}/body;
   proxy_temp_path {folder}/proxy;
   fastcgi_temp_path {folder}/fastcgi;
