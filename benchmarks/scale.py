@@ -22,7 +22,6 @@ from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
 from millstream.shared.schemas import new_task_id
-from millstream.shared.script_runner import script_text
 from millstream.shared.scripts import Scripts
 from millstream.shared.steps import AppendRow
 
@@ -97,8 +96,6 @@ class Fleet:
 
     async def fill(self) -> None:
         """As many streams as it is to have, all claimed."""
-        for name in ("submit", "claim", "append"):
-            await self.client.script_load(script_text(name))
         for call in (self.submit, self.claim):
             for number in range(self.size.streams):
                 await call(number)

@@ -12,10 +12,7 @@ from tests.support.redis_servers import Servers
 
 pytest.importorskip("torch")
 
-import torch
-
-from millstream.worker.engines.transformers_int8 import can_quantize
-from millstream.worker.engines.transformers_linear import can_pack
+from tests.support.transformers_kernels import where_packed
 
 pytestmark = [
     pytest.mark.model,
@@ -52,13 +49,11 @@ async def stream(
     return answer.headers["x-task-id"], sse.chat_text(frames)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@where_packed("int8", "bfloat16")
 async def test_kill_9_of_the_worker_changes_no_word(
     servers: Servers, tmp_path: Path, dtype: str
 ) -> None:
     """One at a time and undisturbed, or together and on two workers: the same texts."""
-    if not (can_quantize() if dtype == "int8" else can_pack(torch.bfloat16)):
-        pytest.skip("this processor, or this torch, has no kernels for it")
     async with (
         LocalFleet(servers.fresh_url(), tmp_path, engine="transformers", dtype=dtype) as fleet,
         httpx.AsyncClient(timeout=60) as http,

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from tests.support.transformers_kernels import PACKED
 from tests.support.transformers_running import started
 from tests.support.transformers_tiny import write_tiny_model
 from torch import nn
@@ -18,14 +19,13 @@ from millstream.worker.engines.transformers_forecast import forecast
 from millstream.worker.engines.transformers_int8 import (
     Int8Linear,
     Rounding,
-    can_quantize,
     is_quantized,
 )
 from millstream.worker.engines.transformers_source import choose_dtype, load_model
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not can_quantize(), reason="no VNNI, or no oneDNN in this torch"),
+    pytest.mark.skipif(not PACKED["int8"], reason="no VNNI, or no oneDNN in this torch"),
 ]
 
 

@@ -6,11 +6,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
+from tests.support.transformers_kernels import PACKED, where_packed
 from torch import nn
 from transformers.generation.continuous_batching.utils import build_attention_mask
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from millstream.worker.engines.transformers_attention import attention
+from millstream.worker.engines.transformers_int8 import can_quantize
 from millstream.worker.engines.transformers_linear import (
     PackedLinear,
     can_pack,
@@ -26,7 +28,7 @@ LAYER = nn.Module()
 LAYER.num_key_value_groups, LAYER.is_causal = HEADS // HEADS_KV, True
 ROOT = SIZE**-0.5
 
-needs_packing = pytest.mark.skipif(not can_pack(torch.float32), reason="no oneDNN in this torch")
+needs_packing = pytest.mark.skipif(not PACKED["float32"], reason="no oneDNN in this torch")
 
 
 def packed(lengths, window=None, value_size=SIZE):
@@ -119,17 +121,22 @@ def test_a_packed_layer_computes_the_same(bias):
     torch.testing.assert_close(result, layer(values), rtol=1e-4, atol=1e-5)
 
 
-@needs_packing
+@pytest.mark.parametrize("name", sorted(PACKED))
+def test_what_the_processor_has_is_used(name):
+    """Or the tests below would be of layers that no worker takes."""
+    used = can_quantize() if name == "int8" else can_pack(getattr(torch, name))
+    assert used == PACKED[name]
+
+
+@where_packed("float32", "bfloat16")
 @pytest.mark.parametrize("shape", [(576, 1536), (1536, 576), (576, 20_000)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_row_has_the_same_bits_in_any_batch(dtype, shape):
     """Alone, too: oneDNN sums a single row of more than 1,024 numbers in another order."""
-    if not can_pack(dtype):
-        pytest.skip("no kernels for it")
-    model = nn.Sequential(nn.Linear(*shape, bias=False, dtype=dtype))
+    model = nn.Sequential(nn.Linear(*shape, bias=False, dtype=getattr(torch, dtype)))
     pack_linears(model)
-    rows = torch.randn(256, shape[0], dtype=dtype)
+    assert is_packed(model)
+    rows = torch.randn(256, shape[0], dtype=getattr(torch, dtype))
     whole = model(rows)
     for count in (1, 2, 3, 4, 7, 16, 33, 200):
         for at in (0, 40):

@@ -5,21 +5,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import torch
+from tests.support.transformers_kernels import where_packed
 from tests.support.transformers_running import started
 from tests.support.transformers_tiny import write_tiny_model
-
-from millstream.worker.engines.transformers_int8 import can_quantize
-from millstream.worker.engines.transformers_linear import can_pack
 
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@where_packed("int8", "bfloat16")
 async def test_an_answer_that_was_interrupted_goes_on_with_the_same_bits(tmp_path, dtype):
     """Another worker reads at once what the first wrote token by token."""
-    if not (can_quantize() if dtype == "int8" else can_pack(torch.bfloat16)):
-        pytest.skip("this processor, or this torch, has no kernels for it")
     folder = write_tiny_model(tmp_path, eos=None)
     prompt = list(range(10, 90))
     asked = {"prompt_length": len(prompt), "seed": 3, "temperature": 0.9, "logprobs": 2}
