@@ -29,7 +29,6 @@ from urllib.parse import urlsplit
 
 import uvloop
 from tests.support.local_fleet import LocalFleet
-from tests.support.store import Store
 
 from benchmarks.support.fleet_samples import (
     key_kinds,
@@ -38,7 +37,7 @@ from benchmarks.support.fleet_samples import (
     streams_open,
 )
 from benchmarks.support.half_load import REAL, Clients
-from benchmarks.support.processes import AS_EMBEDDED
+from benchmarks.support.processes import Valkey, valkey
 from benchmarks.support.report import about
 from benchmarks.support.tally import Tally
 
@@ -56,7 +55,7 @@ SETTINGS = {"lease_s": 10, "result_ttl_s": 120, "fake_tokens_per_s": TOKENS_PER_
 class LongRun:
     """A fleet that is up, and what was seen of it so far."""
 
-    def __init__(self, fleet: LocalFleet, store: Store, pods: dict[str, str]) -> None:
+    def __init__(self, fleet: LocalFleet, store: Valkey, pods: dict[str, str]) -> None:
         self._redis = fleet.redis
         self._ports = [urlsplit(url).port or 0 for url in pods.values()]
         self._pids = {"valkey": store.popen.pid}
@@ -167,24 +166,20 @@ def _line(window: dict[str, Any]) -> str:
 
 async def run(seconds: float) -> tuple[LongRun, list[str]]:
     """Start the fleet, keep it busy and watch it; what came of it, and what is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder) / "store", *AS_EMBEDDED)
-        try:
-            async with LocalFleet(store.url, Path(folder), **SETTINGS) as fleet:
-                pods = {f"pod {number}": (await fleet.api()).url for number in (1, 2)}
-                for _ in range(2):
-                    await fleet.worker(max_concurrent=SLOTS)
-                await fleet.worker(engine="transformers", max_concurrent=4, within_s=120)
-                long = LongRun(fleet, store, pods)
-                asking = [long.clients.keep_asking() for _ in range(STREAMS)]
-                asking.append(long.clients.keep_asking_real(REAL_MODEL, REAL_EVERY_S))
-                async with asyncio.TaskGroup() as group:  # a fault in one of them ends the run
-                    tasks = [group.create_task(client) for client in asking]
-                    await long.watch(seconds)
-                    for task in tasks:
-                        task.cancel()
-        finally:
-            store.end()
+    with valkey() as store, tempfile.TemporaryDirectory() as folder:
+        async with LocalFleet(store.url, Path(folder), **SETTINGS) as fleet:
+            pods = {f"pod {number}": (await fleet.api()).url for number in (1, 2)}
+            for _ in range(2):
+                await fleet.worker(max_concurrent=SLOTS)
+            await fleet.worker(engine="transformers", max_concurrent=4, within_s=120)
+            long = LongRun(fleet, store, pods)
+            asking = [long.clients.keep_asking() for _ in range(STREAMS)]
+            asking.append(long.clients.keep_asking_real(REAL_MODEL, REAL_EVERY_S))
+            async with asyncio.TaskGroup() as group:  # a fault in one of them ends the run
+                tasks = [group.create_task(client) for client in asking]
+                await long.watch(seconds)
+                for task in tasks:
+                    task.cancel()
     wrong = [f"{count} times {kind}" for kind, count in long.tally.errors.items()]
     wrong += [
         f"{kind['without_end']} keys `{name}` without a time to live"

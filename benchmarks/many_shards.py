@@ -65,7 +65,7 @@ class Fleet:
         self.store_s += self.store.cpu_s() - used
 
     async def _script_calls(self) -> int:
-        async with redis.asyncio.Redis(port=self.store.port) as client:
+        async with redis.asyncio.Redis.from_url(self.store.url) as client:
             stats = await client.info("commandstats")
         return stats["cmdstat_evalsha"]["calls"]
 

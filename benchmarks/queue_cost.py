@@ -10,13 +10,9 @@ other things run on.
 import argparse
 import asyncio
 import contextlib
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from tests.support.ports import free_port
-from tests.support.store import start_valkey
-
+from benchmarks.support.processes import valkey
 from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.keys import Keys
@@ -119,21 +115,15 @@ class Bench:
 async def run() -> list[Row]:
     """Each queue."""
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        server = start_valkey(port, Path(folder))
-        try:
-            async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
-                for name in ("submit", "claim", "append"):
-                    await client.script_load(script_text(name))
-                bench = Bench(client)
-                for depth, callers in QUEUES:
-                    costs = await bench.measure(depth, callers)
-                    figures = dict(zip(FIGURES, costs, strict=True))
-                    rows.append(Row("millstream", f"{depth} of {callers} callers wait", figures))
-        finally:
-            server.kill()
-            server.wait(10)
+    with valkey() as store:
+        async with open_redis(store.url) as client:
+            for name in ("submit", "claim", "append"):
+                await client.script_load(script_text(name))
+            bench = Bench(client)
+            for depth, callers in QUEUES:
+                costs = await bench.measure(depth, callers)
+                figures = dict(zip(FIGURES, costs, strict=True))
+                rows.append(Row("millstream", f"{depth} of {callers} callers wait", figures))
     return rows
 
 

@@ -204,9 +204,9 @@ async def subscriptions(seconds: float) -> dict[str, dict[str, float]]:
     module, port = "benchmarks.support.subscription_each", free_port()
     requests = [native(str(number)) for number in range(SUBSCRIBED)]
     with valkey() as store:
-        command = [sys.executable, "-m", module, str(port), str(store.port)]
+        command = [sys.executable, "-m", module, str(port), store.url]
         with started(command, port, cwd=ROOT) as app:
-            async with redis.asyncio.Redis(port=store.port) as client:
+            async with redis.asyncio.Redis.from_url(store.url) as client:
 
                 async def step() -> None:
                     async with client.pipeline(transaction=False) as pipe:
@@ -248,7 +248,7 @@ def cases(options: argparse.Namespace) -> dict[str, Callable[[Rig], Coroutine[An
 async def measure(case: Callable[[Rig], Coroutine[Any, Any, Any]], seconds: float) -> Any:
     """A case on processes of its own."""
     with valkey() as store, pod(store) as served:
-        async with open_writer(store.port) as writer, asyncio.timeout(CASE_S):
+        async with open_writer(store.url) as writer, asyncio.timeout(CASE_S):
             return await case(Rig(store, served, writer, seconds))
 
 

@@ -118,7 +118,7 @@ class Fleet:
 async def filled(size: Size) -> AsyncGenerator[Fleet]:
     """A fleet of that size on a Valkey of its own."""
     with valkey() as store:
-        async with open_redis(f"redis://127.0.0.1:{store.port}/0") as client:
+        async with open_redis(store.url) as client:
             fleet = Fleet(client, size)
             await fleet.fill()
             yield fleet

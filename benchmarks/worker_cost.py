@@ -11,16 +11,13 @@ import argparse
 import asyncio
 import contextlib
 import statistics
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from pathlib import Path
 
 import uvloop
-from tests.support.ports import free_port
-from tests.support.store import start_valkey
 
+from benchmarks.support.processes import valkey
 from benchmarks.support.report import Row, finish
 from millstream.shared.connection import open_redis
 from millstream.shared.content_filter import Filters
@@ -141,23 +138,17 @@ async def main() -> None:
     rival = f"redis-py {version('redis')}, a pipeline a step"
     settings = EngineSettings(model="bundled", source="bundled")
     tokenizer = TransformersTokenizer(load_model(settings).tokenizer)
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        server = start_valkey(port, Path(folder))
-        try:
-            async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
-                for streams in arguments.streams:
-                    await client.flushdb()
-                    ours = await worker(client, tokenizer, streams=streams, steps=arguments.steps)
-                    await client.flushdb()
-                    theirs = await pipeline(client, streams=streams, steps=arguments.steps)
-                    rows += [
-                        Row("millstream", f"{streams} streams", {"us_per_token": ours}),
-                        Row(rival, f"{streams} streams", {"us_per_token": theirs}),
-                    ]
-        finally:
-            server.kill()
-            server.wait(10)
+    with valkey() as store:
+        async with open_redis(store.url) as client:
+            for streams in arguments.streams:
+                await client.flushdb()
+                ours = await worker(client, tokenizer, streams=streams, steps=arguments.steps)
+                await client.flushdb()
+                theirs = await pipeline(client, streams=streams, steps=arguments.steps)
+                rows += [
+                    Row("millstream", f"{streams} streams", {"us_per_token": ours}),
+                    Row(rival, f"{streams} streams", {"us_per_token": theirs}),
+                ]
     finish("worker_cost", rows, json_to=arguments.json)
 
 

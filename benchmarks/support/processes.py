@@ -13,16 +13,15 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import psutil
+import redis
 from tests.support.local_fleet import clean_environment
 from tests.support.ports import free_port
-from tests.support.store import start_valkey
+
+from millstream.fleet.embedded import find_binary, server_command
+from millstream.fleet.state_folder import StateFolder
 
 ROOT = Path(__file__).parents[2]
 UP_S = 60.0
-AS_EMBEDDED = (
-    "--appendonly", "yes", "--hash-max-listpack-value", "65536", "--stream-node-max-bytes", "1024",
-)  # fmt: skip
-"""What a Valkey is told besides its place: as `millstream up` does."""
 
 
 class Started:
@@ -112,38 +111,63 @@ def _listens(port: int) -> bool:
     return False
 
 
+class Valkey(Started):
+    """A store, which has a URL and no port."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], url: str) -> None:
+        super().__init__(popen, 0)
+        self.url = url
+
+
 @contextlib.contextmanager
-def valkey() -> Generator[Started]:
-    """A Valkey that writes its log to disk, as the embedded one does."""
+def valkey() -> Generator[Valkey]:
+    """The Valkey of `millstream up`: its file is written, and it is reached by its socket."""
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        popen = start_valkey(port, Path(folder), *AS_EMBEDDED)
+        state = StateFolder(Path(folder))
+        state.data.mkdir()
+        popen = subprocess.Popen(
+            server_command(find_binary(), state), stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        store = Valkey(popen, state.redis_url)
         try:
-            yield Started(popen, port)
+            _wait_for_answer(store)
+            yield store
         finally:
-            popen.kill()
-            popen.wait(10)
+            store.end()
+
+
+def _wait_for_answer(store: Valkey) -> None:
+    deadline = time.monotonic() + UP_S
+    with redis.Redis.from_url(store.url) as client:
+        while True:
+            try:
+                client.ping()
+                return
+            except redis.RedisError:
+                if store.popen.poll() is not None or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
 
 
 @contextlib.contextmanager
-def pod(store: Started, **settings: object) -> Generator[Started]:
+def pod(store: Valkey, **settings: object) -> Generator[Started]:
     """An API pod on that Valkey."""
     with _millstream("api", store, "port", **settings) as process:
         yield process
 
 
 @contextlib.contextmanager
-def worker(store: Started, **settings: object) -> Generator[Started]:
+def worker(store: Valkey, **settings: object) -> Generator[Started]:
     """A worker with the fake engine on that Valkey, as fast as it goes."""
     with _millstream("worker", store, "metrics_port", engine="fake", **settings) as process:
         yield process
 
 
 @contextlib.contextmanager
-def _millstream(kind: str, store: Started, listens: str, **settings: object) -> Generator[Started]:
+def _millstream(kind: str, store: Valkey, listens: str, **settings: object) -> Generator[Started]:
     port = free_port()
     environment = {
-        "redis_url": f"redis://127.0.0.1:{store.port}/0", listens: port, "model": "m",
+        "redis_url": store.url, listens: port, "model": "m",
         "max_queue": 20_000, "lease_s": 600, **settings,
     }  # fmt: skip
     named = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in environment.items()}

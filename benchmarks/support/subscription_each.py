@@ -37,6 +37,6 @@ def app(store: redis.asyncio.Redis) -> Starlette:
 
 
 if __name__ == "__main__":
-    port, store_port = map(int, sys.argv[1:])
-    client = redis.asyncio.Redis(port=store_port, decode_responses=True, max_connections=20_000)
-    uvicorn.run(app(client), host="127.0.0.1", port=port, access_log=False, log_level="error")
+    port, redis_url = sys.argv[1:]
+    client = redis.asyncio.Redis.from_url(redis_url, decode_responses=True, max_connections=20_000)
+    uvicorn.run(app(client), host="127.0.0.1", port=int(port), access_log=False, log_level="error")

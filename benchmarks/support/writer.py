@@ -96,7 +96,7 @@ class Writer:
 
 
 @asynccontextmanager
-async def open_writer(port: int) -> AsyncGenerator[Writer]:
+async def open_writer(redis_url: str) -> AsyncGenerator[Writer]:
     """A writer on a Valkey."""
-    async with open_redis(f"redis://127.0.0.1:{port}/0") as client:
+    async with open_redis(redis_url) as client:
         yield Writer(Scripts(client))
