@@ -4,10 +4,13 @@ import asyncio
 
 import httpx
 import pytest
+from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.native import read
 from tests.support.routes import asking, making_routes
 from tests.support.waiting import eventually
+
+from millstream.shared.keys import Keys
 
 
 async def test_a_key_is_one_task_on_every_route(fleet: LocalFleet) -> None:
@@ -63,6 +66,34 @@ async def test_a_key_belongs_to_its_route(shared_fleet: LocalFleet) -> None:
                     continue
                 assert answer.status_code == 409, (first, path)
                 assert answer.json()["error"]["code"] == "idempotency_key_reused"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_known_answer_has_the_time_of_the_first(
+    shared_fleet: LocalFleet, path: str
+) -> None:
+    """To the byte, but that the task is said here to be older than it is."""
+    async with httpx.AsyncClient(base_url=shared_fleet.url, timeout=20) as http:
+        body, key = asking(path, '@fake {"tokens": 3}\nhello'), {"Idempotency-Key": f"at {path}"}
+        first = await http.post(path, json=body, headers=key)
+        task = Keys(0).task(first.headers["x-task-id"])
+        created_ms = int(await shared_fleet.redis.hget(task, "created"))
+        assert first.json()["created"] == created_ms // 1000
+        assert (await http.post(path, json=body, headers=key)).content == first.content
+        await shared_fleet.redis.hset(task, "created", created_ms - 100_000)
+        again = await http.post(path, json=body, headers=key)
+        assert again.json() == {**first.json(), "created": created_ms // 1000 - 100}
+        body, key = {**body, "stream": True}, {"Idempotency-Key": f"stream at {path}"}
+        first = await http.post(path, json=body, headers=key)
+        task = Keys(0).task(first.headers["x-task-id"])
+        await shared_fleet.redis.hincrby(task, "created", -100_000)
+        again = await http.post(path, json=body, headers=key)
+        (before,), (after,) = (
+            {frame.json["created"] for frame in sse.parse(answer.text) if frame.data != "[DONE]"}
+            for answer in (first, again)
+        )
+        assert after == before - 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

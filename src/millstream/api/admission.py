@@ -53,6 +53,8 @@ class Accepted(msgspec.Struct, frozen=True):
     eta_s: float | None
     attached: bool
     """The answer belongs to the connection that asked for it."""
+    created: int = 0
+    """Unix time; of a known answer, when it was asked for first. 0: it was read by its id."""
     requests: tuple[TaskRequest, ...] = ()
     """What is to be generated, one a task, as it was stored; of a known answer, as it was asked."""
     standing: Standing | None = None
@@ -182,6 +184,7 @@ class Admission:
                 answer.position,
                 answer.eta_s,
                 attached,
+                answer.created_ms // 1000,
                 tuple(named),
                 admitted.standing if admitted else None,
             )

@@ -34,6 +34,8 @@ class Submitted(msgspec.Struct, frozen=True):
 
     task_ids: tuple[str, ...]
     known: bool
+    created_ms: int
+    """Unix time, by Redis's clock."""
     position: int
     """At which place the first of them will be served, 1 the next; 0: it waits no more."""
     eta_s: float | None
@@ -62,10 +64,10 @@ def submit_answer(answer: Sequence[Any]) -> Submitted | Refused:
 
     match answer[0]:
         case b"queued":
-            eta_s = None if answer[3] < 0 else answer[3] / 1000
-            return Submitted(ids(), False, answer[2], eta_s)
+            eta_s = None if answer[4] < 0 else answer[4] / 1000
+            return Submitted(ids(), False, answer[2], answer[3], eta_s)
         case b"known":
-            return Submitted(ids(), True, 0, 0.0)
+            return Submitted(ids(), True, answer[2], 0, 0.0)
         case b"full":
             return Refused(conflict=False, retry_after_s=answer[1] / 1000)
         case b"crowded":

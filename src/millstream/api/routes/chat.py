@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -36,7 +35,7 @@ async def create_chat_completion(asked: AskedHere) -> Response:
         key=asked.idempotency_key,
         service_tier=body.service_tier,
     )
-    task_id, model, created = accepted.task_id, accepted.model, int(time.time())
+    task_id, model, created = accepted.task_id, accepted.model, accepted.created
     if not body.stream:
 
         def completion(*choices: Told) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -38,7 +37,7 @@ async def create_completion(asked: AskedHere) -> Response:
     completion = Completion(
         accepted.task_id,
         model=accepted.model,
-        created=int(time.time()),
+        created=accepted.created,
         prompts=len(body.prompts),
         choices=len(tasks),
         include_usage=bool(options and options.include_usage),

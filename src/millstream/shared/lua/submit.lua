@@ -10,7 +10,8 @@
 --       life_ms: how long it may take from now to its end
 --       promise: who is refused is told a time of its own
 --       pod: follows the tasks from their first event on
--- -> {'queued', ids, position, eta_ms} | {'known', ids} | {'conflict', ids} | {'full', retry_ms} | {'crowded', retry_ms}
+-- -> {'queued', ids, created_ms, position, eta_ms} | {'known', ids, created_ms} | {'conflict'} | {'full', retry_ms}
+--    | {'crowded', retry_ms}
 --    crowded: as many of the caller wait as may; ids: with spaces between; eta_ms -1: nothing runs or was measured
 local RESENT_MS = 60000 -- a submit is not sent again later
 local id, model, caller = ARGV[1], ARGV[2], ARGV[3]
@@ -21,7 +22,9 @@ local queue = KEYS[2]
 if KEYS[3] then
   local seen = redis.call('HMGET', KEYS[3], 'task', 'body')
   if seen[1] and seen[1] ~= ids then
-    return {seen[2] == ARGV[7] and 'known' or 'conflict', seen[1]}
+    if seen[2] ~= ARGV[7] then return {'conflict'} end
+    local created = redis.call('HGET', task_key(string.match(seen[1], '^%S+')), 'created')
+    return {'known', seen[1], tonumber(created or now_ms())} -- it may have expired
   end
 end
 local class = class_of(ARGV[13])
@@ -93,13 +96,15 @@ local function promise_ms(running)
 end
 
 local room = has_room(model)
-local function accepted(at)
-  return {'queued', ids, at, (at == 0 or room) and 0 or wait_ms(model, at, pending(queue))}
+local function accepted(at, created)
+  local wait = (at == 0 or room) and 0 or wait_ms(model, at, pending(queue))
+  return {'queued', ids, tonumber(created), at, wait}
 end
 
 if redis.call('EXISTS', KEYS[1]) == 1 then -- sent again after a lost answer
   task = read_task(id)
-  return accepted(redis.call('ZSCORE', line_key(model), standing(id, task)) and position() or 0)
+  local waits = redis.call('ZSCORE', line_key(model), standing(id, task))
+  return accepted(waits and position() or 0, task.created)
 end
 -- Its pod has given up on it and told so, or its result has expired since: this comes too late, and
 -- nobody hears the answer.
@@ -135,4 +140,4 @@ if KEYS[3] then
   redis.call('HSET', KEYS[3], 'task', ids, 'body', ARGV[7])
   redis.call('EXPIRE', KEYS[3], ARGV[8])
 end
-return accepted(waiting == 0 and 1 or position())
+return accepted(waiting == 0 and 1 or position(), ARGV[11] ~= '' and ARGV[11] or now_ms())
