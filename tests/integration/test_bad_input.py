@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support import sse
 from tests.support.local_fleet import LocalFleet
 from tests.support.routes import asking, making_routes
 
@@ -146,6 +147,21 @@ def check(
     assert answer.elapsed.total_seconds() < 5, name
     assert error["message"], name
     assert code is None or error["code"] == code, f"{name}: {error}"
+
+
+async def test_what_a_worker_refuses_is_named_as_it_was_asked(fleet: LocalFleet) -> None:
+    pod, _ = await asyncio.gather(fleet.api(), fleet.worker())
+    # What `/chat` is given as a prompt is a message to its worker.
+    named = {"/v1/chat/completions": "messages", "/v1/responses": "input", "/chat": "messages"}
+    async with httpx.AsyncClient(base_url=pod.url, timeout=20) as http:
+        for path in await making_routes(http):
+            answer = await http.post(path, json=asking(path, "@fake {no json}\nx"))
+            told = await http.get(f"/tasks/{answer.headers['x-task-id']}/stream")
+            error = sse.parse(told.text)[-1].json["error"]
+            assert error["param"] == named.get(path, "prompt"), path
+            if path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+                assert (answer.status_code, answer.json()["error"]) == (400, error), path
+    await fleet.quiet()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -152,7 +152,7 @@ async def test_a_prompt_the_worker_refuses_is_a_400_for_all(shared_fleet: LocalF
         for stream in (True, False):
             sent = {**body(3, tokens=-1), "stream": stream}
             answer = await http.post("/v1/chat/completions", json=sent)
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
     await shared_fleet.quiet()
 
 

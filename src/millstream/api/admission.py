@@ -14,7 +14,6 @@ from millstream.api.auth.caller import Caller
 from millstream.api.directory import Directory
 from millstream.api.feed import Feed
 from millstream.api.limiter import Limiter
-from millstream.api.param_names import length_param, prompt_param
 from millstream.api.rate_headers import rate_headers
 from millstream.api.relay import unavailable
 from millstream.api.traced import current_trace
@@ -30,6 +29,7 @@ from millstream.shared.errors import (
 )
 from millstream.shared.keys import Keys
 from millstream.shared.limits import Admitted, Standing
+from millstream.shared.param_names import length_param, prompt_param
 from millstream.shared.schemas import TaskRequest, encode_request, new_task_id
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings

@@ -9,10 +9,10 @@ from functools import lru_cache, partial
 import msgspec
 
 from millstream.api.auth.caller import Caller, CallerLimits
-from millstream.api.param_names import length_param, prompt_param
 from millstream.shared.connection import RedisError
 from millstream.shared.errors import InvalidRequest, RateLimited
 from millstream.shared.limits import Admitted, LimitStore
+from millstream.shared.param_names import length_param, prompt_param
 from millstream.shared.schemas import TaskRequest
 from millstream.shared.settings import Settings
 

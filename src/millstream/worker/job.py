@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from millstream.shared.content_filter import ContentFilter
 from millstream.shared.errors import InvalidRequest
 from millstream.shared.events import error_data, token_data
+from millstream.shared.param_names import asked_param
 from millstream.shared.schemas import TaskRequest
 from millstream.shared.states import FinishReason, TaskState
 from millstream.shared.steps import AppendRow, Claim
@@ -116,7 +117,7 @@ class Job:
             raise InvalidRequest(
                 f"The prompt has {self.prompt_tokens} tokens; the model's context holds "
                 f"{limits.context_length}.",
-                param="messages" if self.request.messages else "prompt",
+                param="prompt",
                 code="context_length_exceeded",
             )
         sampling = self.request.sampling
@@ -230,7 +231,10 @@ class Job:
         """End the task as failed by the caller's own doing."""
         self.outcome, self.reason = TaskState.FAILED, error.code
         self._detail = error_data(
-            error.message, code=error.code, param=error.param, kind="invalid_request_error"
+            error.message,
+            code=error.code,
+            param=asked_param(self.request, error.param),
+            kind="invalid_request_error",
         )
 
     def fail_internally(self, message: str, code: str = "internal_error") -> None:

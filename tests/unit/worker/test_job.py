@@ -172,9 +172,12 @@ def test_a_prompt_that_fills_the_context_gives_an_empty_answer() -> None:
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:
+    work = job()
     with pytest.raises(InvalidRequest) as refused:
-        job().begin([token("a")] * 11, TOKENIZER, Limits(10, 100))
-    assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
+        work.begin([token("a")] * 11, TOKENIZER, Limits(10, 100))
+    work.fail(refused.value)
+    error = json.loads(work.row(9).detail)["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
 
 
 def test_the_fallback_seed_depends_on_the_task_alone() -> None:
