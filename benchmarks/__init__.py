@@ -7,9 +7,10 @@ import signal
 import psutil
 
 # Whoever is told to end, by Ctrl-C, `kill` or a time limit, ends what it started. SIGTERM would end
-# a benchmark alone; SIGINT is ignored where a shell has started it in the background.
-for _number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(_number, signal.default_int_handler)
+# a benchmark alone, and an error raised by it could be lost in an event loop, which has a handler
+# for SIGINT; that one is ignored where a shell has started a benchmark in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
 
 
 @atexit.register
