@@ -32,6 +32,8 @@ CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
     "top_p zero": ({"messages": USER, "top_p": 0}, 400, "top_p", None),
     "max_tokens zero": ({"messages": USER, "max_tokens": 0}, 400, "max_tokens", None),
     "max_tokens huge": ({"messages": USER, "max_tokens": 10**9}, 400, "max_tokens", None),
+    "completion tokens": ({"messages": USER, "max_completion_tokens": 10**9}, 400,
+                          "max_completion_tokens", None),
     "max_tokens float": ({"messages": USER, "max_tokens": 1.5}, 400, "max_tokens", None),
     "seed huge": ({"messages": USER, "seed": 2**63}, 400, "seed", None),
     "n seventeen": ({"messages": USER, "n": 17}, 400, "n", None),
@@ -117,6 +119,10 @@ async def test_every_bad_request_is_told_its_fault(fleet: LocalFleet) -> None:
             check("chunked", answer, 413, None, "request_too_large")
             answer = await http.post(path, files={"file": b"x"})
             check("multipart", answer, 400, None, "unsupported_content_type")
+            answer = await http.post(
+                path, content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}
+            )
+            check("gzip", answer, 400, "Content-Encoding", "unsupported_content_encoding")
             for key in (b"", b"a" * 256, b"a\x01b", b"\x7f", b"a\tb"):
                 headers = [(b"Idempotency-Key", key)]
                 answer = await http.post(path, json=asking(path, "a"), headers=headers)
@@ -126,6 +132,9 @@ async def test_every_bad_request_is_told_its_fault(fleet: LocalFleet) -> None:
             for value in (f'{{"prompt": {text}}}', '{"prompt": 1e999}', '{"prompt": -0.0}'):
                 answer = await http.post(path, content=value)
                 check(f"{value[:20]} to {path}", answer, 400, "?", None)
+        answer = await http.post("/v1/responses", json={"input": []})
+        check("no input", answer, 400, "input", None)
+        assert "at least 1 item" in answer.json()["error"]["message"]
         answer = await http.post("/tasks", json={"prompt": "a", "messages": USER})
         check("both", answer, 400, "prompt", None)
         answer = await http.post("/tasks", json={})

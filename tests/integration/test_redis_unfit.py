@@ -80,7 +80,9 @@ async def test_full_memory_is_refused_and_gone_on_from(frail: LocalFleet, store:
         for answer in (ready, posted):
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
-            assert answer.json()["error"]["code"] == "redis_unavailable"
+            error = answer.json()["error"]
+            assert error["code"] == "redis_unavailable"
+            assert error["message"] == "The fleet's store is full; try again."
         assert (await http.get("/health")).status_code == 200
         # What was asked to end ends: to let go needs no memory to speak of.
         assert await _keys(frail) == keys

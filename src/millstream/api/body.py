@@ -31,9 +31,16 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
 
     Raises:
         RequestTooLarge: it has more than `most` bytes; the rest is not kept.
-        InvalidRequest: it is no JSON (NaN, lone surrogates and nesting beyond orjson's 1,024
-            levels included), or a field is not as it must be.
+        InvalidRequest: it is compressed, or no JSON (NaN, lone surrogates and nesting beyond
+            orjson's 1,024 levels included), or a field is not as it must be.
     """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise InvalidRequest(
+            f"The body must come as it is, without Content-Encoding ({encoding[:100]!r}).",
+            param="Content-Encoding",
+            code="unsupported_content_encoding",
+        )
     raw = await _read(request, most)
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in _JSON_TYPES and not content_type.endswith("+json"):
@@ -181,7 +188,11 @@ def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:
             for fault in faults
             if fault["loc"][:1] == field
         ),
-        key=lambda pair: (pair[0].endswith(".type"), len(pair[0])),
+        key=lambda pair: (
+            pair[0].endswith(".type"),
+            len(pair[0]),
+            not str(pair[1]["type"]).endswith("_type"),  # it has a branch's type
+        ),
     )
     if first["type"] == "extra_forbidden":
         return InvalidRequest(

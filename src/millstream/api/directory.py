@@ -5,7 +5,6 @@ import time
 
 from millstream.shared.connection import RedisError, RedisTimeout
 from millstream.shared.errors import InvalidRequest, NoWorker, UnknownModel
-from millstream.shared.keys import MODELS
 from millstream.shared.registry import WorkerInfo, read_workers
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
@@ -114,7 +113,7 @@ class Directory:
             await self._refresh(MISS_S)
         known = self._known
         if not known:
-            raise NoWorker(f"No worker has joined the fleet yet (see {MODELS}).", retry_after_s=5)
+            raise NoWorker("No worker has joined the fleet yet.", retry_after_s=5)
         if allowed is not None:
             known = known & allowed  # not in place: it is the whole fleet's
         if name is not None:

@@ -10,7 +10,7 @@ import msgspec
 
 from millstream.api.feed import Feed, Reader
 from millstream.api.silence import Silence
-from millstream.shared.connection import RedisError
+from millstream.shared.connection import RedisError, is_full
 from millstream.shared.errors import (
     EventOutOfRange,
     ExpiredTask,
@@ -240,6 +240,8 @@ class _Gap:
 def unavailable(error: RedisError) -> RedisUnavailable:
     """What a caller is told when Redis does not do its part."""
     logger.debug("Redis: %s", error)
+    if is_full(error):
+        return RedisUnavailable("The fleet's store is full; try again.", retry_after_s=2)
     return RedisUnavailable("The fleet's store does not answer; try again.", retry_after_s=2)
 
 

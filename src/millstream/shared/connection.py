@@ -74,6 +74,11 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, ResponseError) and any(word in str(error) for word in _PASSING)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether Redis takes no more, and answers all the same."""
+    return isinstance(error, OutOfMemoryError) or "OOM" in str(error)
+
+
 @asynccontextmanager
 async def open_redis(
     url: str, *, pool_size: int = POOL_SIZE, retries: int = 1
@@ -265,6 +270,7 @@ __all__ = [
     "TRANSIENT_ERRORS",
     "RedisError",
     "RedisTimeout",
+    "is_full",
     "is_transient",
     "open_redis",
     "open_subscriber",

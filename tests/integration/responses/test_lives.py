@@ -73,9 +73,13 @@ async def test_delete(
     client: openai.AsyncOpenAI, http: httpx.AsyncClient, shared_fleet: LocalFleet, running: bool
 ) -> None:
     delay = 60 if running else 0
-    created = await client.responses.create(
-        model="fake", input=directed(tokens=4, delay_s=delay, delay_at=[3]), background=True
-    )
+    asked = {
+        "model": "fake",
+        "input": directed(tokens=4, delay_s=delay, delay_at=[3]),
+        "background": True,
+    }
+    key = {"Idempotency-Key": f"deleted {running}"}
+    created = await client.responses.create(**asked, extra_headers=key)
     if not running:
         await ended(client, created.id)
     answer = await http.delete(f"/v1/responses/{created.id}")
@@ -91,6 +95,10 @@ async def test_delete(
         assert again.status_code == 404
         assert again.json()["error"]["code"] == "response_not_found"
     assert (await http.get(f"/tasks/{task_of(created.id)}")).status_code == 404
+    with pytest.raises(openai.APIStatusError) as gone:
+        await client.responses.create(**asked, extra_headers=key)
+    assert (gone.value.status_code, gone.value.code) == (410, "response_deleted")
+    assert gone.value.param == "Idempotency-Key"
     with pytest.raises(openai.BadRequestError) as refused:
         await client.responses.create(model="fake", input="y", previous_response_id=created.id)
     assert refused.value.code == "previous_response_not_found"

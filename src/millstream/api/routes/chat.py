@@ -28,13 +28,18 @@ async def create_chat_completion(asked: AskedHere) -> Response:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream: true.", param="stream_options")
     tasks = mapping.chat_tasks(body)
-    accepted = await asked.submit(
-        *tasks,
-        body=raw,
-        stream=bool(body.stream),
-        key=asked.idempotency_key,
-        service_tier=body.service_tier,
-    )
+    try:
+        accepted = await asked.submit(
+            *tasks,
+            body=raw,
+            stream=bool(body.stream),
+            key=asked.idempotency_key,
+            service_tier=body.service_tier,
+        )
+    except InvalidRequest as error:
+        if error.param == "max_tokens" and body.max_tokens is None:  # by its newer name
+            error.param = "max_completion_tokens"
+        raise
     task_id, model, created = accepted.task_id, accepted.model, accepted.created
     if not body.stream:
 

@@ -31,7 +31,7 @@ from millstream.api.routes.asked import AskedHere
 from millstream.api.routes.openapi import json_body, query_parameters
 from millstream.api.routes.slots import StreamSlot
 from millstream.api.routes.tasks import event_number
-from millstream.shared.errors import EventOutOfRange, InvalidRequest
+from millstream.shared.errors import EventOutOfRange, ExpiredTask, InvalidRequest, UnknownTask
 from millstream.shared.schemas import Message, TaskRequest
 from millstream.shared.states import TaskState
 
@@ -69,7 +69,14 @@ async def create_response(asked: AskedHere) -> Response:
     task_id = accepted.task_id
     (task,) = accepted.requests
     if accepted.known:
-        task = await stored_responses.request_of(pod, task_id, caller.id)
+        try:
+            task = await stored_responses.request_of(pod, task_id, caller.id)
+        except UnknownTask as error:
+            raise ExpiredTask(
+                "The response that this Idempotency-Key made was deleted; take another key.",
+                param="Idempotency-Key",
+                code="response_deleted",
+            ) from error
     if options.background and not body.stream:
         answer = await stored_responses.as_it_stands(pod, task_id, task, caller.id)
         return JSONResponse(answer, headers=accepted.headers)

@@ -52,8 +52,9 @@ end
 -- unasked. What it is told is how long that takes as places become free. So when fewer come free than
 -- was thought, those who come then stand behind; and nobody's refusals move another's time but once.
 -- Once the last of a caller's should have come back, its tickets begin anew: who stayed away has given up.
+-- Nobody is sent away for longer than OpenAI's clients obey; beyond that they come again in half a second.
 local MARGIN, GUESS_MS = 1.25, 1000
-local HORIZON_MS, UNKNOWN_HORIZON_MS, BACK_MS = 600000, 60000, 2000
+local HORIZON_MS, BACK_MS = 60000, 2000
 local MOST_LINES, REST = 256, 'rest' -- callers with a line of their own; all others have one together
 
 -- A caller's last ticket and when it should be back, if that is to come; and how many have one.
@@ -82,22 +83,23 @@ local function promise_ms(running)
   end
   if not ticket then lines = lines + 1 end
   local accepted = entries_added(queue)
-  local place, horizon = wait_ms(model, 1, running), HORIZON_MS
-  if place < 0 then place, horizon = GUESS_MS, UNKNOWN_HORIZON_MS end
+  local place = wait_ms(model, 1, running)
+  if place < 0 then place = GUESS_MS end
   local ahead = math.max(0, (ticket or 0) - accepted) + MARGIN * count * lines
-  if ahead * place > horizon then -- from the front, but not all at once
-    ahead = math.max(MARGIN * count, ahead % (horizon / place))
+  if ahead * place > HORIZON_MS then -- from the front, but not all at once
+    ahead = math.max(MARGIN * count, ahead % (HORIZON_MS / place))
   end
   local wait = math.ceil(ahead * place)
   back = math.max(back, now + wait + BACK_MS)
   redis.call('HSET', refused, who, exact(accepted + ahead) .. ' ' .. int(back))
-  redis.call('EXPIRE', refused, math.ceil((HORIZON_MS + BACK_MS) / 1000))
+  redis.call('PEXPIRE', refused, int(math.max(HORIZON_MS, wait) + BACK_MS))
   return wait
 end
 
 local room = has_room(model)
 local function accepted(at, created)
-  local wait = (at == 0 or room) and 0 or wait_ms(model, at, pending(queue))
+  -- Where nobody heard the bell, those with room have died.
+  local wait = (at == 0 or room and has_workers(model)) and 0 or wait_ms(model, at, pending(queue))
   return {'queued', ids, tonumber(created), at, wait}
 end
 

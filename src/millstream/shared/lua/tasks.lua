@@ -176,6 +176,9 @@ end
 
 -- Milliseconds until the last of `places` waiting tasks is served: 0 while a worker has room, -1 while
 -- nothing runs or was measured; else by Little's law from the smoothed service time.
+local function has_workers(model)
+  return redis.call('EXISTS', idle_key(model)) == 1
+end
 local function has_room(model)
   return redis.call('ZCOUNT', idle_key(model), '-inf', RUNG - 1) > 0
 end
