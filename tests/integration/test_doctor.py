@@ -300,5 +300,9 @@ async def test_what_a_worker_would_choose(
     empty.mkdir()
     code, found = await doctor("--model", f"x={empty}", "--model", "y=nobody/has-this")
     assert (code, faults(found)) == (1, {"model x"})
-    assert "cannot be loaded" in found["model x"][1]
+    assert found["model x"][1] == (
+        f"{empty} has no config.json, no weights (model.safetensors or pytorch_model.bin, whole or "
+        "in shards) and no tokenizer (tokenizer.json, tokenizer.model or vocab.json). "
+        "Is it all there?"
+    )
     assert "once it has been fetched" in found["model y"][1]

