@@ -22,6 +22,8 @@ DRAIN_MARGIN_S = 3.0
 """What a process may take on top of DRAIN_S to end its interpreter."""
 
 _SHOWN_LINES = 8
+_COMPLAINT = "millstream: "
+"""How the line begins by which the command says why it ends."""
 _KILL_AGAIN_S = 0.2
 
 
@@ -48,6 +50,8 @@ class Supervisor:
         self._ended = asyncio.Event()
         self._process: Process | None = None
         self._ready_at: float | None = None
+        self._held: str | None = None
+        """A complaint that waits for the process's end, at which it may be told otherwise."""
 
     @property
     def pid(self) -> int:
@@ -109,6 +113,7 @@ class Supervisor:
         process.kill()
         self._guard.forget(process.pid)
         if self._stopping.is_set():
+            self._show_held()
             return
         self.ends[code] += 1
         if code == HOPELESS:
@@ -117,7 +122,14 @@ class Supervisor:
         if not self.ready:
             for line in list(process.tail)[-_SHOWN_LINES:]:
                 self._screen.child_line(self.spec.name, line)
+        else:
+            self._show_held()
         await self._pause(how_it_ended(code), backoff.after(ready_for_s))
+
+    def _show_held(self) -> None:
+        if self._held is not None:
+            self._screen.child_line(self.spec.name, self._held)
+            self._held = None
 
     async def _pause(self, what: str, wait_s: float) -> None:
         self._screen.warn(f"{self.spec.name} {what}; it is started again in {wait_s:g} s")
@@ -125,11 +137,16 @@ class Supervisor:
             await asyncio.wait_for(self._stopping.wait(), wait_s)
 
     async def _start(self) -> Process:
-        self._ready_at = None
+        self._ready_at = self._held = None
         calm = Calm()
 
         def show(line: str) -> None:
-            if calm.shows(line) or self._verbose:
+            self._show_held()
+            if not (calm.shows(line) or self._verbose):
+                return
+            if line.startswith(_COMPLAINT):
+                self._held = line
+            else:
                 self._screen.child_line(self.spec.name, line)
 
         process = self._process = Process(

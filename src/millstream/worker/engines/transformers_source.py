@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers.utils.logging as transformers_logging
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from millstream.shared.errors import SettingsError
 from millstream.worker.engines.base import EngineSettings
@@ -161,6 +161,7 @@ def quiet_libraries() -> None:
     transformers_logging.enable_propagation()
     hub = logging.getLogger("huggingface_hub")
     hub.handlers.clear()  # to stderr, and each line went to ours as well
+    hub.setLevel(logging.ERROR)  # it warns of each try; when it gives up, we say so
     batching = logging.getLogger("ContinuousBatchingLogger")
     batching.handlers.clear()  # it brings a handler of its own, to stderr
     batching.propagate = True
@@ -171,6 +172,9 @@ def quiet_libraries() -> None:
 def _load(
     path: str, dtype: torch.dtype, device: torch.device, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, Any]:
+    if not options["local_files_only"]:
+        # Where the hub does not answer, the tokenizer would try as long a second time.
+        AutoConfig.from_pretrained(path, **options)
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
     placement = {} if device.type == "cpu" else {"device_map": {"": device}}
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **placement, **options)
