@@ -46,7 +46,10 @@ export async function request(path, { method = "GET", body, headers = {}, signal
   });
   if (response.ok) return response;
   const answer = await response.json().catch(() => null); // a proxy's page, perhaps
-  throw new ApiError(response.status, answer?.error, Number(response.headers.get("retry-after")) || 0);
+  // Who has only opened a page has done nothing wrong, and need not know of headers.
+  const error = response.status === 401 && !secret
+    ? { ...answer?.error, message: "This fleet asks for a key." } : answer?.error;
+  throw new ApiError(response.status, error, Number(response.headers.get("retry-after")) || 0);
 }
 
 export async function json(path, options) {

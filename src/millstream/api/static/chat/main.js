@@ -121,15 +121,10 @@ $("log").addEventListener("click", (event) => {
 /** Put a question, at the end or in place of what begins at turn number `at`. */
 function ask(text, at = open.turns.length) {
   if (!text.trim() || current()) return;
-  const model = $("model").value;
-  if (!model) {
-    $("note").textContent = "No model is there yet.";
-    return;
-  }
-  open.model = model;
+  choose($("model").value);
   open.turns.length = at;
   open.title ||= text.trim().slice(0, 60);
-  const { system, ...sampling } = { ...suggested(model), ...open.settings };
+  const { system, ...sampling } = { ...open.suggested, ...open.settings };
   const before = open.turns.filter((turn) => turn.content !== "");
   const messages = [
     ...(system ? [{ role: "system", content: system }] : []),
@@ -138,7 +133,8 @@ function ask(text, at = open.turns.length) {
   ];
   const turn = {
     role: "assistant", content: "", state: "sending", key: store.randomId(),
-    body: JSON.stringify({ model, messages, ...sampling }),
+    // None is chosen where none was ever seen: the fleet then takes the one that it knows.
+    body: JSON.stringify({ model: open.model || undefined, messages, ...sampling }),
   };
   open.turns.push({ role: "user", content: text }, turn);
   if (!conversations.includes(open)) conversations.unshift(open);
@@ -222,24 +218,33 @@ addEventListener("keydown", (event) => {
 
 // --- models, settings, key, export --------------------------------------------------------------
 
-let models = []; // as /v1/models has them
+let models = []; // as /v1/models has them; while no worker is there, as it had them last
 
 /** What the makers of a model suggest to sample with: `{temperature, …}`. */
 function suggested(name) {
-  return models.find((model) => model.id === name)?.suggested_sampling ?? {};
+  return models.find((model) => model.id === name)?.suggested_sampling
+    ?? conversations.find((item) => item.model === name && item.suggested)?.suggested ?? {};
+}
+
+/** The model asked last, if any: what is asked of it now waits for its next worker. */
+function lastAsked() {
+  const last = conversations.filter((item) => item.model).sort((a, b) => b.updated - a.updated)[0];
+  return last ? [{ id: last.model }] : [];
 }
 
 async function loadModels() {
   for (;;) {
     try {
-      models = (await json("v1/models")).data;
+      const { data } = await json("v1/models");
+      if (data.length) models = data;
+      else if (!models.length) models = lastAsked();
       drawModels();
-      if (models.length) {
+      if (data.length) {
         if ($("note").dataset.waits) $("note").textContent = "";
         delete $("note").dataset.waits;
         return;
       }
-      wait("Waiting for the first worker.");
+      wait("Waiting for a worker.");
     } catch (error) {
       if (!(error instanceof ApiError) || error.passing) wait("The server cannot be reached. Trying again.");
       else if (error.status !== 401 || !(await askForKey(error.message))) return wait(error.message);
@@ -261,7 +266,12 @@ function drawModels() {
 }
 
 $("model").onfocus = () => { loadModels(); };
-$("model").onchange = () => { open.model = $("model").value; };
+$("model").onchange = () => choose($("model").value);
+
+function choose(model) {
+  open.model = model;
+  open.suggested = suggested(model);
+}
 
 $("settings").onclick = () => {
   const form = $("settings-dialog").querySelector("form");

@@ -57,6 +57,7 @@ export class Run {
           signal: this.away.signal,
         });
         turn.task = answer.task_id;
+        this.conversation.model ||= answer.model;
         turn.state = "running";
         this.say(answer.queue_position > 1 ? `Waiting: ${ordinal(answer.queue_position)} in the queue` : "");
         await this.save();

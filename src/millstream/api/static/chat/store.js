@@ -1,6 +1,7 @@
 // Conversations, kept in this browser (IndexedDB) and nowhere else.
 //
-// A conversation: {id, title, created, updated, model, settings: {system, temperature, …}, turns}.
+// A conversation: {id, title, created, updated, model, suggested (to sample it with), settings:
+// {system, temperature, …}, turns}.
 // A turn of the user: {role: "user", content}. One of the assistant: {role: "assistant", content,
 // state: "sending" | "running" | "completed" | "cancelled" | "failed", key and body (what was sent,
 // so that it can be sent again), task, usage, finish, seconds, rejoined, attempts, error}.
@@ -50,7 +51,7 @@ export function toMarkdown(conversation) {
   const parts = [`# ${conversation.title || "Conversation"}`];
   if (conversation.settings.system) parts.push(`**System**\n\n${conversation.settings.system}`);
   for (const turn of conversation.turns) {
-    parts.push(`**${turn.role === "user" ? "You" : conversation.model}**\n\n${turn.content}`);
+    parts.push(`**${turn.role === "user" ? "You" : conversation.model || "Answer"}**\n\n${turn.content}`);
   }
   return parts.join("\n\n") + "\n";
 }

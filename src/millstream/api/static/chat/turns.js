@@ -26,7 +26,7 @@ export class AnswerView {
     this.facts = h("span", {});
     this.marks = h("span", { class: "row" });
     this.retry = h("button", { type: "button", class: "plain", onclick: onRetry }, "Retry");
-    this.element = h("article", { class: "turn assistant", "aria-label": `Answer of ${model}` },
+    this.element = h("article", { class: "turn assistant", "aria-label": model ? `Answer of ${model}` : "Answer" },
       this.answer, this.words, this.trouble,
       h("div", { class: "tools" }, copyButton(() => turn.content), this.retry, this.facts, this.marks));
     this.markdown = new Markdown(this.answer);
