@@ -59,9 +59,13 @@ async def test_the_page_tells_what_happens(page: Page, fleet: LocalFleet) -> Non
     await expect(page.locator("#models td").first).to_have_text("fake")
     await expect(page.locator("#apis")).to_contain_text(api.url)
     await expect(page.locator("canvas")).to_have_count(3)
+    nothing = page.get_by_text("Nothing yet.")
+    await expect(nothing).to_be_visible()
+    await expect(nothing).to_have_class("quiet")
     events = page.locator("#events")
     first.signal(signal.SIGKILL)
     await expect(events).to_contain_text("is gone", timeout=10_000)
+    await expect(nothing).to_be_hidden()
     await expect(rows).to_have_count(1)
     await fleet.worker()
     await expect(events).to_contain_text("joined for fake", timeout=10_000)
@@ -69,6 +73,40 @@ async def test_the_page_tells_what_happens(page: Page, fleet: LocalFleet) -> Non
     await expect(rows).to_have_count(1, timeout=10_000)
     async with httpx.AsyncClient(base_url=api.url) as client:
         assert (await client.get("/fleet.json")).status_code == 200
+
+
+async def test_drain_stays_in_sight_while_the_table_scrolls(
+    page: Page, shared_fleet: LocalFleet
+) -> None:
+    await page.set_viewport_size({"width": 768, "height": 1024})
+    await page.goto(f"{shared_fleet.url}/fleet")
+    drain = page.get_by_role("button", name="Drain worker")
+    table = page.locator(".wide", has=page.locator("#workers"))
+    await expect(drain).to_be_in_viewport(ratio=1)
+    width = await table.evaluate("(table) => table.scrollWidth - table.clientWidth")
+    assert width > 0
+    for left in (width / 2, width):
+        await table.evaluate("(table, left) => { table.scrollLeft = left; }", left)
+        await expect(drain).to_be_in_viewport(ratio=1)
+
+
+async def test_a_fleet_with_keys_asks_for_one(page: Page, fleet: LocalFleet) -> None:
+    secret = "admin-key-of-twenty-four-letters"
+    api = await fleet.api(api_keys=f"admin:{secret}")
+    await page.goto(f"{api.url}/fleet")
+    head = page.locator("#link")
+    dialog = page.get_by_role("dialog", name="This fleet needs an API key")
+    why = dialog.get_by_role("paragraph")
+    for words, key in (
+        ("This fleet asks for a key.", "of-another-fleet"),
+        ("Incorrect API key provided.", secret),
+    ):
+        await expect(why).to_have_text(words)
+        await expect(head).to_have_text(words)
+        await dialog.get_by_label("API key").fill(key)
+        await dialog.get_by_role("button", name="Use this key").click()
+    await expect(head).to_have_text("")
+    await expect(page.locator("#apis")).to_contain_text(api.url)
 
 
 async def test_a_worker_is_drained_by_keyboard(page: Page, fleet: LocalFleet) -> None:

@@ -84,6 +84,7 @@ function plot(fleet) {
 }
 
 function tell(lines) {
+  if (lines.length) $("nothing").hidden = true;
   const time = new Date().toLocaleTimeString();
   for (const line of lines) $("events").prepend(h("li", {}, h("time", {}, time), line));
   while ($("events").children.length > MOST_EVENTS) $("events").lastChild.remove();
