@@ -78,7 +78,8 @@ async def test_an_answer_survives_worker_and_pod(fleet: LocalFleet) -> None:
     api.signal(signal.SIGKILL)
     await api.ended()
     await fleet.api(port=api.url.rpartition(":")[2])
-    assert await asking == (0, "".join(texts) + "\n", "")
+    away = "millstream: The fleet cannot be reached; trying again\n"
+    assert await asking == (0, "".join(texts) + "\n", away)
     fields = await fleet.scripts.task_fields(Keys(0), task_id)
     assert fields["attempt"] == "2"
 
@@ -105,6 +106,52 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(fleet: LocalFleet) ->
         await screen.shows("\nstill [31mhere")  # in a terminal, no control characters
         os.write(master, b"\x04")
         await screen.ends(process)
+
+
+async def test_who_is_refused_is_told_and_can_leave(fleet: LocalFleet) -> None:
+    api, _ = await asyncio.gather(fleet.api(rate_limit_requests_per_min=1), fleet.worker())
+    question = '@fake {"tokens": 1}\n'
+    assert (await _run("chat", "--url", api.url, stdin=question))[0] == 0
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "chat", "--url", api.url,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=clean_environment(),
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(question.encode())
+    process.stdin.close()
+    line = (await within(20, process.stderr.readline())).decode()
+    assert line.startswith("millstream: Rate limit reached: ")
+    assert "Trying again in " in line
+    process.send_signal(signal.SIGINT)
+    assert await within(3, process.wait()) == 130
+    with _terminal("chat", "--url", api.url) as (chat, master):
+        screen = _Screen(master)
+        await screen.shows("> ")
+        os.write(master, question.encode())
+        await screen.shows("Trying again in ")
+        os.write(master, b"\x03")
+        await within(3, screen.shows("(stopped)"))
+        os.write(master, b"\x04")
+        await screen.ends(chat)
+
+
+async def test_a_fleet_that_has_gone_can_be_left(fleet: LocalFleet) -> None:
+    api, _ = await asyncio.gather(fleet.api(), fleet.worker())
+    with _terminal("chat", "--url", api.url) as (chat, master):
+        screen = _Screen(master)
+        await screen.shows("> ")
+        os.write(master, b'@fake {"tokens": 10000, "rate": 20}\n')
+        task_id = await _only_task(fleet)
+        await eventually(lambda: _length(fleet, task_id, 3), what="some tokens")
+        api.signal(signal.SIGSTOP)
+        os.write(master, b"\x03")
+        await screen.shows("stopping it; Ctrl-C leaves it")
+        os.write(master, b"\x03")
+        await within(3, screen.shows("(stopped)"))
+        os.write(master, b"\x04")
+        await screen.ends(chat)
 
 
 async def test_top(fleet: LocalFleet) -> None:

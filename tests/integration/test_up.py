@@ -1,17 +1,22 @@
 """`millstream up` serves, says what to do, starts again what dies, and minds ports and locks."""
 
+import json
 import re
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
 import pytest
 import redis
-from tests.support.local_fleet import free_port
+from tests.support.local_fleet import clean_environment, free_port
+from tests.support.native import submit
 from tests.support.store import Store
 from tests.support.up_process import UpProcess, ask, finished_task
+from tests.support.waiting import eventually
 
 
 async def test_the_printed_curl_line_streams_an_answer(tmp_path: Path) -> None:
@@ -173,6 +178,30 @@ async def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, reus
             assert "--port" in up.stderr[0]
 
 
+async def test_commands_find_it_wherever_it_listens(tmp_path: Path) -> None:
+    environment = clean_environment() | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "millstream", "top", "--json"]
+    async with UpProcess(tmp_path) as up:
+        url = await up.ready()
+        out = subprocess.check_output(command, env=environment, timeout=20)  # noqa: ASYNC221
+        assert [api["url"] for api in json.loads(out)["apis"]] == [url]
+        up.popen.send_signal(signal.SIGINT)
+        assert await up.ended() == 0
+    told = subprocess.run(  # noqa: ASYNC221
+        command, check=False, env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith("millstream: nobody answers at http://127.0.0.1:8000: ")
+    assert told.stderr.endswith(
+        "; `millstream up` starts a fleet, --url or MILLSTREAM_URL say where another one is\n"
+    )
+
+
+async def test_a_bad_setting_that_an_option_replaces_does_no_harm(tmp_path: Path) -> None:
+    async with UpProcess(tmp_path, "--host", "127.0.0.1", host="", port="abc") as up:
+        assert await ask(await up.ready())
+
+
 async def test_a_second_up_says_all_that_stands_in_its_way(tmp_path: Path, redis_url: str) -> None:
     async with UpProcess(tmp_path) as first:
         url = await first.ready()
@@ -186,7 +215,7 @@ async def test_a_second_up_says_all_that_stands_in_its_way(tmp_path: Path, redis
             assert await third.ended() == 1
             assert len(third.stderr) == 1
             assert f"process {first.popen.pid}" in third.stderr[0]
-            assert f"Also, port {port} is taken" in third.stderr[0]
+            assert f"Also, port {port} is that one's; take another --port" in third.stderr[0]
         async with UpProcess(tmp_path, redis_url=redis_url) as fourth:
             await fourth.ready()
         assert await ask(url)
@@ -219,3 +248,25 @@ async def test_models_of_an_earlier_start_are_forgotten(tmp_path: Path) -> None:
             answer = await http.post("/tasks", json={"model": "old", "prompt": "x"})
             assert answer.status_code == 404
             assert answer.json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_model_with_unfinished_tasks_is_not_forgotten(tmp_path: Path) -> None:
+    async with (
+        UpProcess(tmp_path, "--model", "old") as up,
+        httpx.AsyncClient(base_url=await up.ready(), timeout=10) as http,
+    ):
+        task_id = await submit(http, tokens=40, delay_s=30, delay_at=[11])
+
+        async def ten() -> bool:
+            usage = (await http.get(f"/tasks/{task_id}")).json()["usage"]
+            return usage is not None and usage["completion_tokens"] == 10
+
+        await eventually(ten, what="ten tokens")
+    async with UpProcess(tmp_path, "--model", "new") as up:
+        line = "old has 1 unfinished task of an earlier start, and is not served now"
+        await up.says(f"^{line}; --model old=SOURCE goes on with it$", error=True)
+        async with httpx.AsyncClient(base_url=await up.ready(), timeout=10) as http:
+            assert (await http.get(f"/tasks/{task_id}")).json()["status"] == "running"
+            stopped = await http.post(f"/tasks/{task_id}/stop")
+            assert stopped.json()["status"] == "cancelled"
+            assert stopped.json()["usage"]["completion_tokens"] == 10

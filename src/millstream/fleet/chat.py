@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from millstream.fleet.client import FleetClient, fleet_url, open_client
+from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.errors import MillstreamError, TaskFailed
 from millstream.shared.settings import Settings
 
@@ -27,6 +28,8 @@ Ctrl-C stops an answer. A line that ends with \\ goes on in the next one.
 
 
 _STOP_S = 5.0
+"""How long an answer that the reader stopped is tried to be ended in the fleet."""
+_NOTED_S = 0.5
 
 
 class Stopped(Exception):
@@ -88,7 +91,10 @@ class Conversation:
 
 
 class Printer:
-    """Writes an answer as it comes, and in a terminal a passing line on what is waited for."""
+    """Writes an answer as it comes, and in a terminal a passing line on what is waited for.
+
+    Elsewhere that line is written when a wait begins.
+    """
 
     def __init__(self, out: TextIO, notes: TextIO) -> None:
         self._out = out
@@ -113,7 +119,13 @@ class Printer:
 
     def note(self, text: str) -> None:
         """Show what is waited for; '' when nothing is."""
-        if not self._notes.isatty() or not (text or self._noted):
+        if not self._notes.isatty():
+            if text and not self._noted:  # not each step of a wait: nobody may be looking
+                self._notes.write(f"millstream: {text}\n")
+                self._notes.flush()
+            self._noted = bool(text)
+            return
+        if not (text or self._noted):
             return
         if text and not self._at_margin:
             self._notes.write("\n")  # not over the answer's last line
@@ -159,11 +171,11 @@ async def answer(
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            await _give_up(client, working)
+            await _give_up(client, working, stop, out)
         submitted, working = working, asyncio.create_task(read(working.result()))
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            await _give_up(client, submitted)
+            await _give_up(client, submitted, stop, out)
         working.result()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
@@ -187,11 +199,29 @@ async def _submit(client: FleetClient, conversation: Conversation, question: str
     return await client.submit(conversation.body(question))
 
 
-async def _give_up(client: FleetClient, submitted: "asyncio.Task[str]") -> NoReturn:
-    """End the task, which may just be coming into being, so that nobody decodes it for nobody."""
-    with contextlib.suppress(MillstreamError, TimeoutError):
-        async with asyncio.timeout(_STOP_S):
+async def _give_up(
+    client: FleetClient, submitted: "asyncio.Task[str]", again: asyncio.Event, out: Printer
+) -> NoReturn:
+    """End the task, which may just be coming into being, so that nobody decodes it for nobody.
+
+    One that the fleet has refused so far is not there. Another Ctrl-C leaves it as it is.
+    """
+    if client.refused:
+        raise Stopped
+    again.clear()
+
+    async def stop() -> None:
+        with contextlib.suppress(MillstreamError):
             await client.stop(await submitted)
+
+    stopping, leaving = asyncio.create_task(stop()), asyncio.create_task(again.wait())
+    both = {stopping, leaving}
+    first = asyncio.FIRST_COMPLETED
+    done, _ = await asyncio.wait(both, timeout=_NOTED_S, return_when=first)
+    if not done:
+        out.note("stopping it; Ctrl-C leaves it")
+        await asyncio.wait(both, timeout=_STOP_S, return_when=first)
+    await cancel_until_done(both)
     raise Stopped
 
 

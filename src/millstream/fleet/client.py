@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 
 from millstream.fleet.frames import MalformedStream, read_frames
+from millstream.fleet.state_folder import running_url
 from millstream.shared.errors import MillstreamError
 from millstream.shared.listener import url_of
 from millstream.shared.settings import Settings
@@ -23,10 +24,12 @@ _ANSWER_S = 30.0
 
 
 class Refusal(MillstreamError):
-    """The fleet answered with an error; `status` is HTTP's."""
+    """The fleet answered with an error; `status` is HTTP's, `code` OpenAI's."""
 
-    def __init__(self, message: str, *, status: int, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, status: int, code: str | None = None, retry_after_s: float = 0.0
+    ) -> None:
+        super().__init__(message, code=code)
         self.status = status
         self.retry_after_s = retry_after_s
 
@@ -51,6 +54,8 @@ class FleetClient:
     def __init__(self, http: httpx2.AsyncClient, on_trouble: Callable[[str], None]) -> None:
         self._http = http
         self._on_trouble = on_trouble
+        self.refused = False
+        """Whether what is being submitted was refused: there is no task before the next try."""
 
     async def get(self, path: str) -> Any:
         """The JSON at a path.
@@ -73,7 +78,10 @@ class FleetClient:
             try:
                 answer = await self._answer("POST", "/tasks", json=body, headers=headers)
             except (Refusal, Unreachable) as error:
+                # What a store that does not answer was sent may come of it all the same.
+                self.refused = isinstance(error, Refusal) and error.code != "redis_unavailable"
                 pause = await self._wait(error, pause)
+                self.refused = False
             else:
                 self._on_trouble("")
                 return answer.json()["task_id"]
@@ -154,15 +162,19 @@ class FleetClient:
             answer = await self._http.request(method, path, **request)
         except httpx2.TransportError as error:
             detail = str(error) or type(error).__name__
-            raise Unreachable(f"nobody answers at {self._http.base_url}: {detail}") from error
+            raise Unreachable(
+                f"nobody answers at {self._http.base_url}: {detail}; `millstream up` starts a "
+                "fleet, --url or MILLSTREAM_URL say where another one is"
+            ) from error
         if not answer.is_success:
             raise _refusal(answer)
         return answer
 
 
 def _refusal(answer: httpx2.Response) -> Refusal:
+    code = None
     try:
-        message = answer.json()["error"]["message"]
+        message, code = answer.json()["error"]["message"], answer.json()["error"]["code"]
     except (ValueError, KeyError, TypeError):
         message = f"{answer.url} answered {answer.status_code}."
     if answer.status_code == 401:  # the fleet's words are for who writes headers
@@ -171,6 +183,7 @@ def _refusal(answer: httpx2.Response) -> Refusal:
     return Refusal(
         str(message),
         status=answer.status_code,
+        code=code,
         retry_after_s=float(wait) if wait.isdigit() else 0.0,
     )
 
@@ -191,5 +204,8 @@ async def open_client(
 
 
 def fleet_url(settings: Settings) -> str:
-    """Where the fleet is: `URL`, or the API of these settings."""
-    return (settings.url or url_of(settings.host, settings.port)).rstrip("/")
+    """Where the fleet is: `URL`, or the API of these settings, or this user's `millstream up`."""
+    if settings.url:
+        return settings.url.rstrip("/")
+    here = None if settings.model_fields_set & {"host", "port"} else running_url()
+    return here or url_of(settings.host, settings.port)

@@ -139,7 +139,7 @@ def _state(record: KeyRecord) -> str:
         return f"revoked {record.revoked:%Y-%m-%d}"
     if record.expires is not None:
         return f"{'until' if record.live else 'expired'} {record.expires:%Y-%m-%d}"
-    return "in use"
+    return "valid"
 
 
 def _rights(record: KeyRecord) -> str:

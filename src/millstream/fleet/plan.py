@@ -80,6 +80,8 @@ def api_specs(
     environment = {
         PREFIX + "REDIS_URL": redis_url,
         PREFIX + "HOST": settings.host,
+        # A bad value in the environment that an option has replaced is none for them either.
+        PREFIX + "ENGINE": settings.engine,
         # So that a pod knows the model, and takes tasks for it, before the first worker is ready.
         PREFIX + "MODEL": models[0].name if len(models) == 1 else "",
     }
@@ -112,6 +114,8 @@ def worker_specs(
                 **threads,
                 PREFIX + "REDIS_URL": redis_url,
                 PREFIX + "ENGINE": settings.engine,
+                PREFIX + "HOST": settings.host,
+                PREFIX + "PORT": str(settings.port),
                 PREFIX + "MODEL": model.name,
                 PREFIX + "MODEL_SOURCE": model.source,
                 **({PREFIX + "METRICS_PORT": str(metrics_ports[number])} if metrics_ports else {}),

@@ -41,6 +41,15 @@ def running_redis_url() -> str | None:
     return state.redis_url if state.socket.exists() else None
 
 
+def running_url() -> str | None:
+    """Where this user's `millstream up` is asked, once it can be; None where there is none."""
+    state = StateFolder(default_state_folder())
+    try:
+        return state.announced.read_text("utf-8").strip() if state.socket.exists() else None
+    except OSError:
+        return None
+
+
 class StateFolder:
     """The state of one embedded fleet; `claim` it before anything is started."""
 
@@ -72,6 +81,11 @@ class StateFolder:
         return _private_temporary_folder(len(name) + 1) / name
 
     @property
+    def announced(self) -> Path:
+        """A file with the URL of the first pod."""
+        return self.path / "url"
+
+    @property
     def redis_url(self) -> str:
         """Where the database is reached while a fleet runs here."""
         return "unix://" + quote(str(self.socket))
@@ -92,6 +106,7 @@ class StateFolder:
                     f"another `millstream up` (process {holder or 'unknown'}) keeps its state in "
                     f"{self.path}; stop it, or set XDG_STATE_HOME or MILLSTREAM_REDIS_URL"
                 )
+            self.announced.unlink(missing_ok=True)  # of one that was killed
             os.ftruncate(self._up_lock, 0)
             os.pwrite(self._up_lock, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
@@ -99,6 +114,10 @@ class StateFolder:
                 f"cannot keep state in {self.path}: {error.strerror}; set XDG_STATE_HOME to a "
                 "folder on a local disk that you may write"
             ) from None
+
+    def announce(self, url: str) -> None:
+        """Tell this user's other commands where the fleet is asked."""
+        self.announced.write_text(f"{url}\n", "utf-8")
 
     async def lock_database(self) -> int:
         """Wait until no server uses the data; the lock, for the next one to inherit.
@@ -131,6 +150,7 @@ class StateFolder:
     def close(self) -> None:
         """Leave the folder to the next one; what still runs keeps its own hold on it."""
         if self._up_lock is not None:
+            self.announced.unlink(missing_ok=True)
             os.close(self._up_lock)
             self._up_lock = None
 

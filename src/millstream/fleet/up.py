@@ -16,7 +16,7 @@ from millstream.fleet.guard import Guard
 from millstream.fleet.plan import Model, api_specs, choose_models, worker_specs
 from millstream.fleet.ports import choose_ports
 from millstream.fleet.screen import Screen
-from millstream.fleet.state_folder import StateFolder, default_state_folder
+from millstream.fleet.state_folder import StateFolder, default_state_folder, running_url
 from millstream.fleet.supervisor import Supervisor
 from millstream.shared.cancellation import cancel_until_done
 from millstream.shared.content_filter import open_filters
@@ -127,7 +127,14 @@ class Fleet:
             await self._valkey.start()
             self._spawn(self._valkey.run())
             # Before the pods start, so that none ever reads what is forgotten here.
-            await (await importing).forget_earlier_start(redis_url, models=names)
+            waiting = await (await importing).forget_earlier_start(
+                redis_url, models=names, shards=settings.shards
+            )
+            for model, tasks in waiting.items():
+                self._screen.warn(
+                    f"{model} has {tasks} unfinished {'task' if tasks == 1 else 'tasks'} of an "
+                    f"earlier start, and is not served now; --model {model}=SOURCE goes on with it"
+                )
         else:
             await self._guard.start()
         specs = [
@@ -151,6 +158,8 @@ class Fleet:
 
         def announce(model: str) -> None:
             kept = f"in {self._state.path}" if self._state else "in Redis"
+            if self._state:
+                self._state.announce(urls[0])
             text = ready_text(urls, model=model, keyed=keyed, state=f"Tasks are kept {kept}.")
             self._screen.say(text)
 
@@ -176,6 +185,9 @@ class Fleet:
             state.claim()
         except MillstreamError as error:
             # Both at once: who moves the one out of the way would next be told of the other.
+            if running_url() == url_of(settings.host, settings.port):
+                also = f"port {settings.port} is that one's; take another --port"
+                raise MillstreamError(f"{error.message}. Also, {also}") from None
             try:
                 choose_ports(settings.host, settings.port, self._options.apis)
             except PortTaken as taken:

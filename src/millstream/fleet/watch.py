@@ -20,14 +20,17 @@ _CALM_POLL_S = 1.0
 _ANSWER_S = 2.0
 
 
-async def forget_earlier_start(redis_url: str, *, models: Sequence[str]) -> None:
+async def forget_earlier_start(
+    redis_url: str, *, models: Sequence[str], shards: int
+) -> dict[str, int]:
     """Forget the processes of earlier starts, and their models but these, on the fleet's own Redis.
 
     There the fleet is all there is. A request for such a model would wait for a worker that does
     not come; and a process that was killed would be taken for a live one until its heartbeat ends.
+    Models that tasks wait for are kept: how many tasks, by model.
     """
     async with open_redis(redis_url, pool_size=1) as client:
-        await Scripts(client).forget_fleet(keep_models=models)
+        return await Scripts(client).forget_fleet(keep_models=models, shards=shards)
 
 
 async def watch(

@@ -345,13 +345,21 @@ class Scripts:
         rows: dict[bytes, bytes] = await self._bounded(self._client.hgetall(keys.MODELS))
         return {model.decode(): int(seen) / 1000 for model, seen in rows.items()}
 
-    async def forget_fleet(self, *, keep_models: Sequence[str]) -> None:
-        """Forget all processes of the roster, and all models that had a worker but these."""
+    async def forget_fleet(self, *, keep_models: Sequence[str], shards: int) -> dict[str, int]:
+        """Forget all processes of the roster, and all models that had a worker but these.
+
+        A model that has unfinished tasks is kept too: how many, by model.
+        """
         for registry in (keys.WORKERS, keys.APIS):
             await self._bounded(self._client.delete(registry))
-        for model in await self.remembered_models():
-            if model not in keep_models:
+        waiting: dict[str, int] = {}
+        for model in (await self.remembered_models()).keys() - set(keep_models):
+            queues = [keys.Keys(shard).queue(model) for shard in range(shards)]
+            if tasks := sum([await self._bounded(self._client.xlen(queue)) for queue in queues]):
+                waiting[model] = tasks
+            else:
                 await self._bounded(self._client.hdel(keys.MODELS, model))
+        return waiting
 
     async def task_fields(self, shard: Keys, task_id: str) -> dict[str, str]:
         """All of a task's state but its request; empty where there is no such task."""

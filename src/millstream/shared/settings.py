@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from millstream.shared.errors import SettingsError
 
 PREFIX = "MILLSTREAM_"
 ENV_FILE = ".env"
+# What Kubernetes sets in the pods of a Service's namespace, for each port it has.
+_SERVICE_LINK = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))")
 BUNDLED_MODEL = "smollm2-135m-instruct"
 
 
@@ -281,9 +284,12 @@ def _names_in_use() -> set[str]:
 
 def _refuse_unknown_names(names: set[str]) -> None:
     """pydantic-settings ignores a misspelt name in silence; an operator must hear of it."""
-    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    known = {field.upper() for field in Settings.model_fields}
     for name in sorted(names):
-        if name.upper() not in known:
-            close = difflib.get_close_matches(name.upper(), known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+        short = name.upper().removeprefix(PREFIX)
+        if short not in known:
+            close = difflib.get_close_matches(short, known, n=1)
+            hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
+            if _SERVICE_LINK.search(short):
+                hint = "; Kubernetes sets it for a Service: enableServiceLinks: false in the pod"
             raise SettingsError(f"{name} is not a setting of Millstream{hint}")

@@ -81,6 +81,8 @@ def test_wrong_usage_is_one_line(
     ("setting", "words"),
     [
         ("MILLSTREAM_PROT=1", "did you mean MILLSTREAM_PORT?"),
+        ("MILLSTREAM_UNKNOWN_THING=1", "MILLSTREAM_UNKNOWN_THING is not a setting of Millstream\n"),
+        ("MILLSTREAM_PORT_8000_TCP=1", "for a Service: enableServiceLinks: false in the pod"),
         ("MILLSTREAM_PORT=many", "MILLSTREAM_PORT='many'"),
         ("MILLSTREAM_REDIS_URL=http://x", "must begin with redis://"),
     ],

@@ -42,7 +42,7 @@ def test_the_life_of_a_key(file: Path, capsys: pytest.CaptureFixture[str]) -> No
         record.id, "ann", "until", f"{record.expires:%Y-%m-%d}", "models:", "m;", "priorities:",
         "batch;", "weight:", "2.5;", "requests_per_min:", "5",
     ]  # fmt: skip
-    assert lines[1].split()[1:] == ["ann", "in", "use", "admin"]
+    assert lines[1].split()[1:] == ["ann", "valid", "admin"]
 
     assert invoke(["keys", "revoke", record.id]) == 0
     assert capsys.readouterr().err.startswith(f"revoked {record.id};")

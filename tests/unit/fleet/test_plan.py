@@ -56,6 +56,7 @@ def test_pods_know_the_only_model(monkeypatch: pytest.MonkeyPatch) -> None:
         "MILLSTREAM_REDIS_URL": "unix:///r",
         "MILLSTREAM_HOST": "0.0.0.0",
         "MILLSTREAM_PORT": "8001",
+        "MILLSTREAM_ENGINE": "transformers",
         "MILLSTREAM_MODEL": "a",
     }
     (pod,) = api_specs(settings, [Model("a", "x"), Model("b", "y")], ports=[1], redis_url="r")

@@ -9,7 +9,7 @@ host = click.option("--host", help="Address the API listens on.")
 engine = click.option(
     "--engine", type=click.Choice(["transformers", "fake"]), help="What runs the model."
 )
-url = click.option("--url", help="Where the fleet is; by default on this machine.")
+url = click.option("--url", help="Where the fleet is; by default your `millstream up`.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 A_FILE = click.Path(dir_okay=False, path_type=Path)

@@ -294,7 +294,8 @@ async def test_a_dead_worker_has_no_room(bench: Bench) -> None:
         await bench.claim("w1", free=1)
         await bench.claim("w1", free=1)  # and has room for another one
         await listening.sunsubscribe()
-        assert await listening.get_message(timeout=5) is not None  # it hears nothing more
+        while (await listening.get_message(timeout=5))["type"] != "sunsubscribe":
+            pass  # the bell
     unheard = await bench.submit()
     assert isinstance(unheard, Submitted)
     assert (unheard.position, unheard.eta_s) == (1, None)
