@@ -173,10 +173,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         "| --- " * (4 + len(peers)) + "|",
     ]
     for row in rows:
-        ours = "not measured"
-        if row["millstream"] is not None:
-            missed = ": not met" if row["met"] is False else ""
-            ours = f"{number(row['millstream'])}{row['unit']}{missed}"
+        if row["millstream"] is None:
+            continue
+        missed = ": not met" if row["met"] is False else ""
+        ours = f"{number(row['millstream'])}{row['unit']}{missed}"
         ratio = ""
         if (against := row["against"]) is not None:
             missed = "" if against["met"] else ": not met"
@@ -184,4 +184,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             ratio = f"{ratio} of {against['rival']} ({bound}){missed}"
         others = [number(row["peers"][peer]) if peer in row["peers"] else "" for peer in peers]
         lines.append(" | ".join([f"| {row['what']}", row["target"], ours, ratio, *others]) + " |")
+    if without := sum(row["millstream"] is None for row in rows):
+        lines.append(f"\n{without} of {len(rows)} rows were not measured.")
     return "\n".join(line.rstrip() for line in lines)
