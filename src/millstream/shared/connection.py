@@ -9,6 +9,7 @@ from typing import Any, cast
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import (
+    MasterNotFoundError,
     Sentinel,
     SentinelManagedConnection,
     SentinelManagedSSLConnection,
@@ -242,7 +243,11 @@ class _Master:
 
     async def get_master_address(self) -> tuple[str, int]:
         """Host and port of the server that is written to now."""
-        return await self._sentinels.discover_master(self._service)
+        try:
+            return await self._sentinels.discover_master(self._service)
+        except MasterNotFoundError:  # its text has all that redis-py knows of each connection
+            message = f"no Sentinel answers that knows the master {self._service!r}"
+            raise MasterNotFoundError(message) from None
 
     async def watch(self, pool: Any) -> None:
         """Leave a master that is one no more: it can be seconds until it is told so itself."""

@@ -17,6 +17,11 @@ PREFIX = "MILLSTREAM_"
 ENV_FILE = ".env"
 # What Kubernetes sets in the pods of a Service's namespace, for each port it has.
 _SERVICE_LINK = re.compile(r"(^|_)(SERVICE_HOST|SERVICE_PORT|PORT_\d+_(TCP|UDP|SCTP))")
+_PLAINLY = {
+    "int_parsing": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+}
 BUNDLED_MODEL = "smollm2-135m-instruct"
 
 
@@ -190,8 +195,8 @@ class Settings(BaseSettings):
     )
     url: str = Field(
         default="",
-        pattern=r"^(https?://\S+)?$",
-        description="Where `chat`, `top` and `bench` find the fleet (default: HOST and PORT).",
+        description="Where `chat`, `top` and `bench` find the fleet (default: HOST and PORT if "
+        "they are set, else your `millstream up`).",
     )
     api_key: SecretStr = Field(
         default=SecretStr(""), description="The key that `chat`, `top` and `bench` show."
@@ -211,6 +216,24 @@ class Settings(BaseSettings):
     def _known_scheme(cls, url: str) -> str:
         parse_address(url)
         return url
+
+    @field_validator("url")
+    @classmethod
+    def _web_address(cls, url: str) -> str:
+        if url and not re.fullmatch(r"https?://\S+", url):
+            raise ValueError("must begin with http:// or https://")
+        return url
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, listed: str) -> str:
+        for origin in filter(None, map(str.strip, listed.split(","))):
+            # RFC 6454, 6.2; browsers send one of a page's file as `null`.
+            if not re.fullmatch(r"\*|auto|none|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin such as https://chat.example:8443, without a path"
+                )
+        return listed
 
     @field_validator("model")
     @classmethod
@@ -264,7 +287,7 @@ def read_settings(overrides: Mapping[str, Any] | None = None) -> Settings:
         first = error.errors(include_url=False)[0]
         field = str(first["loc"][0])
         name = PREFIX + field.upper()
-        message = str(first["msg"]).removeprefix("Value error, ")
+        message = _PLAINLY.get(first["type"], str(first["msg"]).removeprefix("Value error, "))
         given = first["input"]
         shown = mask_password(given) if isinstance(given, str) else given
         if Settings.model_fields[field].annotation is SecretStr:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.faults import busy
+from tests.support.ports import free_port
 
 from millstream import __version__
 from millstream.fleet import cli
@@ -83,7 +84,15 @@ def test_wrong_usage_is_one_line(
         ("MILLSTREAM_PROT=1", "did you mean MILLSTREAM_PORT?"),
         ("MILLSTREAM_UNKNOWN_THING=1", "MILLSTREAM_UNKNOWN_THING is not a setting of Millstream\n"),
         ("MILLSTREAM_PORT_8000_TCP=1", "for a Service: enableServiceLinks: false in the pod"),
-        ("MILLSTREAM_PORT=many", "MILLSTREAM_PORT='many'"),
+        ("MILLSTREAM_PORT=many", "MILLSTREAM_PORT='many': must be a whole number\n"),
+        (
+            "MILLSTREAM_URL=here:80",
+            "MILLSTREAM_URL='here:80': must begin with http:// or https://\n",
+        ),
+        (
+            "MILLSTREAM_CORS_ORIGINS=https://a.example,https://b.example/",
+            "'https://b.example/' is no origin such as https://chat.example:8443, without a path\n",
+        ),
         ("MILLSTREAM_REDIS_URL=http://x", "must begin with redis://"),
     ],
 )
@@ -99,6 +108,18 @@ def test_wrong_settings_are_one_line(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+def test_a_sentinel_that_is_not_there_is_one_short_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"redis+sentinel://127.0.0.1:{free_port()}/mymaster"
+    monkeypatch.setenv("MILLSTREAM_REDIS_URL", url)
+    assert invoke(["up", "--engine", "fake"]) == 2
+    assert capsys.readouterr().err == (
+        f"millstream: no Redis answers at {url} (no Sentinel answers that knows the master "
+        "'mymaster'); start it, or unset MILLSTREAM_REDIS_URL to use the embedded one\n"
+    )
 
 
 def test_options_win_over_settings(monkeypatch: pytest.MonkeyPatch) -> None:
