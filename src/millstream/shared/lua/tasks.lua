@@ -174,14 +174,16 @@ local function cancel(id, task, result_ttl_s)
   end
 end
 
--- Milliseconds until the last of `places` waiting tasks is served: 0 while a worker has room, -1 while
--- nothing runs or was measured; else by Little's law from the smoothed service time.
+-- Whether some worker has a free slot; `has_room`: and was not rung for it since it last asked.
 local function has_workers(model)
   return redis.call('EXISTS', idle_key(model)) == 1
 end
 local function has_room(model)
   return redis.call('ZCOUNT', idle_key(model), '-inf', RUNG - 1) > 0
 end
+
+-- Milliseconds until the last of `places` waiting tasks is served, by Little's law from the smoothed
+-- service time; -1 while nothing runs or was measured. Callers ask first whether a worker has room.
 local function wait_ms(model, places, running)
   local service = tonumber(redis.call('HGET', rate_key(model), 'service_ms') or '')
   if not service or running == 0 then return -1 end
