@@ -107,7 +107,7 @@ async def test_all_data_gone_and_the_fleet_works_again(store: Store, frail: Loca
         task_id = await submit(http, tokens=1000, rate=20)
         async with http.stream("GET", f"/tasks/{task_id}/stream") as stream:
             lines = [line async for line in _until_cut(stream, frail)]
-        assert '"code":"task_not_found"' in lines[-2]
+        assert '"code":"task_lost"' in lines[-2]
         assert (await http.get(f"/tasks/{task_id}")).status_code == 404
         assert (await read(http, await submit(http, tokens=3)))[-1].event == "completed"
     await frail.quiet()

@@ -141,15 +141,15 @@ class Relay:
 
         A batch is empty when nothing came for a tick of the silence, or when the pod wakes its
         readers: the moment to send a keepalive, or to leave. A Redis that is away is waited for.
-        Raises as `page` for a task that is not there, or no longer, and `LostTask` if it was
-        `expected`: made for this reader; and `LogRewound` where Redis has lost what was given
-        before, and neither worker nor pod can put it back.
+        Raises as `page` for a task that is not there, and `LostTask` if it was, or was `expected`:
+        made for this reader; and `LogRewound` where Redis has lost what was given before, and
+        neither worker nor pod can put it back.
 
         What the `shortcut` takes while the next batch is waited for is in none. The log of a task
         that the feed has `expected` need not be read, from its first event on.
         """
         self.resumes += after > 0
-        delay = RETRY_FIRST_S
+        delay, known = RETRY_FIRST_S, False
         with self._feed.reading(task_id, shortcut, expected=expected) as reader:
             reader.next_seq = after + 1
             gap = _Gap()
@@ -159,16 +159,16 @@ class Relay:
                     try:
                         page = await self._catch_up(reader, caller, gap)
                     except (UnknownTask, ExpiredTask) as error:
-                        if not expected:
+                        # Who was given no id yet has named no task, and one that was read is lost.
+                        if not (expected or known):
                             raise
-                        # Who was given no id yet has named no task.
                         raise LostTask(f"The fleet's store has lost task {task_id}.") from error
                     if page is None:
                         woken = await reader.pause(delay * random.uniform(0.5, 1.0))  # noqa: S311
                         delay = RETRY_FIRST_S if woken else min(2 * delay, RETRY_MOST_S)
                         yield []
                         continue
-                    delay = RETRY_FIRST_S
+                    delay, known = RETRY_FIRST_S, True
                     batch = page.events
                     next_seq = batch[-1].seq + 1 if batch else reader.next_seq
                     read_at, read_to = time.monotonic(), next_seq
