@@ -109,6 +109,23 @@ async def test_a_fleet_with_keys_asks_for_one(page: Page, fleet: LocalFleet) -> 
     await expect(page.locator("#apis")).to_contain_text(api.url)
 
 
+async def test_who_would_rather_not_give_a_key_is_left_alone(page: Page, fleet: LocalFleet) -> None:
+    secret = "admin-key-of-twenty-four-letters"
+    api = await fleet.api(api_keys=f"admin:{secret}")
+    await page.clock.install()
+    await page.goto(f"{api.url}/fleet")
+    dialog = page.get_by_role("dialog", name="This fleet needs an API key")
+    await dialog.get_by_role("button", name="Cancel").click()
+    await page.clock.run_for(10_000)
+    await expect(dialog).to_be_hidden()
+    await expect(page.locator("#link")).to_have_text("This fleet asks for a key.")
+    await page.get_by_role("button", name="Key", exact=True).click()
+    await dialog.get_by_label("API key").fill(secret)
+    await dialog.get_by_role("button", name="Use this key").click()
+    await page.clock.run_for(2_000)
+    await expect(page.locator("#apis")).to_contain_text(api.url)
+
+
 async def test_a_worker_is_drained_by_keyboard(page: Page, fleet: LocalFleet) -> None:
     """The button keeps the focus while the table is drawn anew; nothing happens without a yes."""
     api, worker = await asyncio.gather(fleet.api(), fleet.worker())

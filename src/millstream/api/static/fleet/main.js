@@ -91,7 +91,10 @@ function tell(lines) {
 }
 
 $("key").hidden = key.get() === null;
-$("key").onclick = () => askForKey("This page uses a key. A new one takes its place.");
+let goOn = () => {}; // once there is a key, where the reader would rather not give one at first
+$("key").onclick = async () => {
+  if (await askForKey("This page uses a key. A new one takes its place.")) goOn();
+};
 
 let before = null;
 for (;;) {
@@ -106,7 +109,7 @@ for (;;) {
   } catch (error) {
     if (error instanceof ApiError && [401, 403].includes(error.status)) {
       $("link").textContent = error.message;
-      await askForKey(error.message);
+      if (!(await askForKey(error.message))) await new Promise((resolve) => { goOn = resolve; });
     } else {
       $("link").textContent = error instanceof ApiError ? error.message : "The server cannot be reached. Trying again.";
     }
