@@ -13,9 +13,9 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import psutil
-import redis
 from tests.support.local_fleet import clean_environment
 from tests.support.ports import free_port
+from tests.support.store import wait_for_answer
 
 from millstream.fleet.embedded import find_binary, server_command
 from millstream.fleet.state_folder import StateFolder
@@ -130,23 +130,10 @@ def valkey() -> Generator[Valkey]:
         )
         store = Valkey(popen, state.redis_url)
         try:
-            _wait_for_answer(store)
+            wait_for_answer(popen, store.url)
             yield store
         finally:
             store.end()
-
-
-def _wait_for_answer(store: Valkey) -> None:
-    deadline = time.monotonic() + UP_S
-    with redis.Redis.from_url(store.url) as client:
-        while True:
-            try:
-                client.ping()
-                return
-            except redis.RedisError:
-                if store.popen.poll() is not None or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
 
 
 @contextlib.contextmanager

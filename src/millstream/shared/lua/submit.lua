@@ -98,8 +98,7 @@ end
 
 local room = has_room(model)
 local function accepted(at, created)
-  -- Where nobody heard the bell, those with room have died.
-  local wait = (at == 0 or room and has_workers(model)) and 0 or wait_ms(model, at, pending(queue))
+  local wait = (at == 0 or room) and 0 or wait_ms(model, at, pending(queue))
   return {'queued', ids, tonumber(created), at, wait}
 end
 
@@ -130,7 +129,8 @@ if ARGV[17] ~= '' then
 end
 local reserved = string.gmatch(ARGV[12], '%S+')
 local function add(task_id, request)
-  enqueue(task_id, task, request, ARGV[6], ARGV[9], ARGV[15])
+  local heard = enqueue(task_id, task, request, ARGV[6], ARGV[9], ARGV[15])
+  room = room and heard -- else those with room have died
   if ARGV[11] ~= '' then
     redis.call('HSET', task_key(task_id), 'created', ARGV[11], 'reserved', reserved() or '')
   end

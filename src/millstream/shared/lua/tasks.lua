@@ -174,10 +174,7 @@ local function cancel(id, task, result_ttl_s)
   end
 end
 
--- Whether some worker has a free slot; `has_room`: and was not rung for it since it last asked.
-local function has_workers(model)
-  return redis.call('EXISTS', idle_key(model)) == 1
-end
+-- Whether some worker has a free slot, and was not rung for it since it last asked.
 local function has_room(model)
   return redis.call('ZCOUNT', idle_key(model), '-inf', RUNG - 1) > 0
 end
@@ -190,7 +187,7 @@ local function wait_ms(model, places, running)
   return math.ceil(places * service / running)
 end
 
--- Make a task and put it into its queue.
+-- Make a task and put it into its queue; whether a worker with a free slot has heard of it.
 local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   local queue, now = queue_key(task.model), now_ms()
   task.entry = redis.call('XADD', queue, '*', 'task', id)
@@ -202,7 +199,7 @@ local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   redis.call('EXPIRE', queue, QUEUE_TTL_S)
   line_up(id, task)
   set_due(id, now + life_ms)
-  ring(task.model, 'new')
+  return ring(task.model, 'new')
 end
 
 local function end_overdue(id, task, result_ttl_s)
