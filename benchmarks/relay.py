@@ -15,8 +15,9 @@ others who use the machine weigh little; medians over the rounds.
 - `idle`: memory of streams whose task waits.
 
 "A send" is what the kernel alone takes for a piece: no relay in step can be cheaper.
-The peers keep nothing: they pass on what a fake OpenAI server sends, whose cost does not count; or
-what is published in a Valkey, with `EventSourceResponse` and a subscription for each stream.
+The gateways among the peers keep nothing: they pass on what a fake OpenAI server sends, whose cost
+does not count. The usual relays have `EventSourceResponse` and a connection to a Valkey for each
+stream, which subscribes to what is published, or reads what is kept in a Redis stream.
 """
 
 import argparse
@@ -28,7 +29,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import redis.asyncio
@@ -40,12 +40,12 @@ from benchmarks.support.crowd import chat, crowd, get
 from benchmarks.support.floor import send_us
 from benchmarks.support.processes import ROOT, Started, pod, started, valkey
 from benchmarks.support.report import Row, finish
-from benchmarks.support.writer import Writer, open_writer
+from benchmarks.support.writer import Writer, evenly, open_writer
 from millstream.api.streams import FAR_HINT_S
 
 PACED, RATE = 100, 30
 FLOODED = 200  # streams of a peer
-SUBSCRIBED = 1000  # streams that wait, each with a subscription
+CONNECTED = 1000  # streams that wait, each with a connection to the store
 LOG_TOKENS, LOG_READERS = 500, 100
 CASE_S = 240.0  # a bound on hangs
 
@@ -199,30 +199,47 @@ async def waiting_chats(rig: Rig, streams: int) -> dict[str, float]:
     return {"mb_per_1000": await idle(rig.pod, [chat("x")] * streams)}
 
 
-async def subscriptions(seconds: float) -> dict[str, dict[str, float]]:
-    """The usual relay: in step, and memory of streams that wait."""
-    module, port = "benchmarks.support.subscription_each", free_port()
-    requests = [native(str(number)) for number in range(SUBSCRIBED)]
+async def usual(way: str, seconds: float) -> dict[str, dict[str, float]]:
+    """A usual relay: paced, in step, and memory of streams that wait."""
+    module, port = "benchmarks.support.usual_relays", free_port()
+    requests = [get(f"/{way}/{number}/stream") for number in range(CONNECTED)]
     with valkey() as store:
         command = [sys.executable, "-m", module, str(port), store.url]
         with started(command, port, cwd=ROOT) as app:
             async with redis.asyncio.Redis.from_url(store.url) as client:
 
-                async def step() -> None:
+                async def write(streams: Sequence[int]) -> None:
+                    text = f"~{time.monotonic_ns():016d}"
                     async with client.pipeline(transaction=False) as pipe:
-                        for channel in range(FLOODED):
-                            pipe.publish(str(channel), "~0123456789012345")
+                        for stream in streams:
+                            if way == "kept":
+                                pipe.xadd(str(stream), {"data": text})
+                            else:
+                                pipe.publish(str(stream), text)
                         await pipe.execute()
-                    await readers.line()
 
+                async with crowd(port, requests[:PACED]) as readers:
+                    await evenly(write, [*range(PACED)], RATE, 0.5)
+                    await readers.report()
+                    clock = Clock(app, store)
+                    await evenly(write, [*range(PACED)], RATE, seconds)
+                    told = await readers.report()
+                    evened = clock.per_token(told["tokens"])
+                    evened |= {"p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"]}
+                await client.flushdb()
                 async with crowd(port, requests[:FLOODED], step=FLOODED) as readers:
-                    await step()
-                    clock, count, until = Clock(app, store), 0, time.monotonic() + seconds
-                    while time.monotonic() < until:
-                        await step()
+                    clock, count, until = None, 0, 0.0
+                    while clock is None or time.monotonic() < until:
+                        await write(range(FLOODED))
+                        await readers.line()
                         count += 1
+                        if clock is None:
+                            clock, count = Clock(app, store), 0
+                            until = time.monotonic() + seconds
                     in_step = clock.per_token(count * FLOODED)
+                await client.flushdb()
             return {
+                f"paced, {PACED} x {RATE}/s": evened,
                 f"in step, {FLOODED}": in_step,
                 "idle tasks": {"mb_per_1000": await idle(app, requests)},
             }
@@ -264,11 +281,11 @@ async def run(options: argparse.Namespace) -> list[Row]:
             print(f"round {number + 1}: {name}; load {os.getloadavg()[0]:.1f}", flush=True)
             figures["millstream", name].append(await measure(case, options.seconds))
         if not options.no_peers:
-            who = f"sse-starlette {version('sse-starlette')}, a subscription each"
-            print(f"round {number + 1}: {who}; load {os.getloadavg()[0]:.1f}", flush=True)
-            async with asyncio.timeout(CASE_S):
-                for name, values in (await subscriptions(options.seconds)).items():
-                    figures[who, name].append(values)
+            for way, who in (("published", peers.SUBSCRIPTIONS), ("kept", peers.REDIS_STREAMS)):
+                print(f"round {number + 1}: {who}; load {os.getloadavg()[0]:.1f}", flush=True)
+                async with asyncio.timeout(CASE_S):
+                    for name, values in (await usual(way, options.seconds)).items():
+                        figures[who, name].append(values)
         for rival in rivals:
             if rival.title in missing:
                 continue

@@ -4,9 +4,9 @@
 
 One client on one connection asks one thing after the other, in turns of Millstream (an API pod, a
 Valkey with its log on disk, a worker with the fake engine) and of the same engine behind FastAPI in
-one process. What is added is the difference of the medians, and of the 99th percentiles. For a
-gateway it is the difference to the fake OpenAI server behind it. In turns too, so that
-what else the machine does meets all alike.
+one process, and of the usual queue between the two. What is added is the difference of the medians,
+and of the 99th percentiles. For a gateway it is the difference to the fake OpenAI server behind it.
+In turns too, so that what else the machine does meets all alike.
 
 `submit` is `POST /tasks` by several clients at once, and no worker: CPU of the pod and of Valkey.
 """
@@ -119,14 +119,27 @@ def percentiles(times: list[float]) -> tuple[float, float]:
     return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
 
 
-def millstream(rounds: int) -> dict[str, float]:
-    """Through pod, store and worker, beside the same engine in one process."""
-    alone_port = free_port()
+def on_redis(rounds: int, *, usual: bool) -> list[Row]:
+    """Through pod, store and worker, and maybe the usual queue, beside the same engine alone."""
+    alone_port, usual_port = free_port(), free_port()
     alone = [sys.executable, "-m", "benchmarks.support.in_process", str(alone_port)]
     request = chat(f'@fake {{"tokens": {TOKENS}}}\nx', max_tokens=TOKENS)
-    with valkey() as store, pod(store) as served, worker(store), started(alone, alone_port):
-        clients = [Client(port, request) for port in (alone_port, served.port)]
-        return compare(*in_turns(clients, rounds))
+    with contextlib.ExitStack() as stack:
+        store, _ = stack.enter_context(valkey()), stack.enter_context(started(alone, alone_port))
+        served, _ = stack.enter_context(pod(store)), stack.enter_context(worker(store))
+        ports = {"millstream": served.port}
+        if usual:
+            url = stack.enter_context(valkey()).url
+            queue = [sys.executable, "-m", "benchmarks.support.usual_queue", str(usual_port), url]
+            stack.enter_context(started(queue, usual_port))
+            ports[peers.REDIS_STREAMS] = usual_port
+        straight, *through = in_turns(
+            [Client(port, request) for port in (alone_port, *ports.values())], rounds
+        )
+    return [
+        Row(who, "first token", compare(straight, times))
+        for who, times in zip(ports, through, strict=True)
+    ]
 
 
 def gateway(peer: peers.Peer, rounds: int) -> dict[str, float]:
@@ -174,7 +187,7 @@ async def submit(served: Started, request: bytes, count: int) -> None:
 
 def run(options: argparse.Namespace) -> list[Row]:
     """Millstream, then each peer, as many turns each."""
-    rows = [Row("millstream", "first token", millstream(options.requests))]
+    rows = on_redis(options.requests, usual=not options.no_peers)
     runs = [uvloop.run(submits(options.submits)) for _ in range(options.rounds)]
     median = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
     rows.append(Row("millstream", "submit", median))

@@ -25,6 +25,7 @@ from millstream.worker.engines.registry import create_engine
 engine = create_engine("fake", EngineSettings(model="m", source="m"))
 outputs: dict[str, asyncio.Queue[StepOutput]] = {}
 numbers = itertools.count()
+DONE = "data: [DONE]\n\n"
 
 
 class Said(BaseModel):
@@ -68,6 +69,15 @@ async def chat(body: Chat) -> StreamingResponse:
 
 async def answer(messages: list[Message], max_tokens: int) -> AsyncGenerator[str]:
     """The chunks."""
+    async for text, finish in generated(messages, max_tokens):
+        yield chunk(text, finish)
+    yield DONE
+
+
+async def generated(
+    messages: list[Message], max_tokens: int
+) -> AsyncGenerator[tuple[str, str | None]]:
+    """The text of each step, and at the end why it ends."""
     request_id = str(next(numbers))
     outputs[request_id] = queue = asyncio.Queue()
     prompt = engine.tokenizer.encode_chat(messages)
@@ -82,12 +92,15 @@ async def answer(messages: list[Message], max_tokens: int) -> AsyncGenerator[str
     while finish is None:
         output = await queue.get()
         finish = output.finish
-        text = "".join(map(detokenizer.push, output.token_ids))
-        choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
-        chunk = {"id": request_id, "object": "chat.completion.chunk", "choices": [choice]}
-        yield f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+        yield "".join(map(detokenizer.push, output.token_ids)), finish
     del outputs[request_id]
-    yield "data: [DONE]\n\n"
+
+
+def chunk(text: str, finish: str | None) -> str:
+    """An event of OpenAI's stream."""
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    whole = {"id": "x", "object": "chat.completion.chunk", "choices": [choice]}
+    return f"data: {json.dumps(whole, separators=(',', ':'))}\n\n"
 
 
 if __name__ == "__main__":

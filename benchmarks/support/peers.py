@@ -1,6 +1,9 @@
-"""Gateways that pass on an OpenAI server's stream, for comparison; none of them keeps anything.
+"""Who does the same otherwise: gateways, which keep nothing, and what is usually built on Redis.
 
-Each lives in a virtual environment of its own, `build/peers-<name>`, made by hand:
+The usual ways are `usual_relays` and `usual_queue` beside this. Gateways pass on an OpenAI server's
+stream.
+
+Each gateway lives in a virtual environment of its own, `build/peers-<name>`, made by hand:
 
     python -m venv build/peers-smg && build/peers-smg/bin/pip install smg
 
@@ -17,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.support.crowd import chat, crowd
@@ -27,6 +31,10 @@ WARM_S = 1.0
 UP_S = 240.0  # LiteLLM imports for a minute or two on a machine that has other work
 CASE_S = 30.0
 WAITING = 500
+
+_CLIENT = f"redis-py {version('redis')}"
+SUBSCRIPTIONS = f"a subscription each ({_CLIENT})"
+REDIS_STREAMS = f"Redis streams, XREAD BLOCK each ({_CLIENT})"
 
 NGINX = """
 worker_processes 1;
@@ -113,8 +121,8 @@ def installed() -> tuple[list[Peer], dict[str, str]]:
         listed = subprocess.run(
             [program.with_name("pip"), "show", package], capture_output=True, text=True, check=True
         )
-        version = listed.stdout.partition("Version: ")[2].split("\n")[0]
-        found.append(Peer(package, version, partial(command, str(program))))
+        release = listed.stdout.partition("Version: ")[2].split("\n")[0]
+        found.append(Peer(package, release, partial(command, str(program))))
     if nginx := shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/bin"):
         told = subprocess.run([nginx, "-v"], capture_output=True, text=True, check=True).stderr
         found.append(Peer("nginx", told.strip().rpartition("/")[2], partial(_nginx, nginx)))

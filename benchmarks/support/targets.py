@@ -78,7 +78,7 @@ TARGETS = (
     Target("pod's CPU a token, 100 x 30 tokens/s", " µs", ("relay", "paced, 100 x 30/s"),
            "pod_us_per_token", peers=("paced",)),
     Target("memory of 1,000 task streams that wait", " MB", ("relay", "idle tasks"),
-           "mb_per_1000", most=15, peers=("idle tasks",), rival=("sse-starlette", 61)),
+           "mb_per_1000", most=15, peers=("idle tasks",), rival=("a subscription each", 61)),
     Target("the same, chats", " MB", ("relay", "idle chats"), "mb_per_1000", peers=("idle chats",)),
     Target("Valkey, of a core at 10,000 tokens/s, in step", " %", ("relay", "in step, 200"),
            "valkey_percent_at_10k", most=5.5, peers=("in step",)),

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from millstream.api.auth.caller import ANONYMOUS_ID
 from millstream.shared.connection import open_redis
@@ -78,21 +79,27 @@ class Writer:
         await asyncio.gather(*(self.write(batch, tokens, end=end) for batch in batches))
 
     async def pace(self, rate: float, seconds: float) -> None:
-        """So many tokens a second on each stream, evenly spread over all of them.
+        """So many tokens a second on each stream, as `evenly` spreads them."""
+        await evenly(lambda streams: self.write(streams, 1), self.streams, rate, seconds)
 
-        A call carries what became due during the last one, as a worker's publisher does it.
-        """
-        loop = asyncio.get_running_loop()
-        began, done = loop.time(), 0
-        while (now := loop.time()) - began < seconds:
-            due = int((now - began) * rate * len(self.streams))
-            if due == done:
-                await asyncio.sleep(0.0001)
-                continue
-            due = min(due, done + len(self.streams))
-            places = (at % len(self.streams) for at in range(done, due))
-            await self.write([self.streams[place] for place in places], 1)
-            done = due
+
+async def evenly(
+    write: Callable[[list[Any]], Awaitable[object]], streams: list[Any], rate: float, seconds: float
+) -> None:
+    """Write so many tokens a second to each stream, evenly spread over all of them.
+
+    A call carries what became due during the last one, as a worker's publisher does it.
+    """
+    loop = asyncio.get_running_loop()
+    began, done = loop.time(), 0
+    while (now := loop.time()) - began < seconds:
+        due = int((now - began) * rate * len(streams))
+        if due == done:
+            await asyncio.sleep(0.0001)
+            continue
+        due = min(due, done + len(streams))
+        await write([streams[at % len(streams)] for at in range(done, due)])
+        done = due
 
 
 @asynccontextmanager
