@@ -15,6 +15,7 @@ from tests.support.faults import (
     fields_of,
     held,
     owners,
+    prompt,
     submit,
     undisturbed,
     watch,
@@ -107,4 +108,39 @@ async def test_who_wakes_late_is_refused_and_serves_on(fleet: LocalFleet, fault:
             fault.stream(stream.numbers, tokens=TOKENS)
             assert sse.native_text(frames) == undisturbed(asked, tokens=TOKENS)
             assert (await http.get(f"/tasks/{task_id}")).json()["attempts"] == 3
+    await fleet.quiet()
+
+
+async def test_a_frozen_idle_worker_is_sent_one_task_and_replaced(fleet: LocalFleet) -> None:
+    """It has room, and no way to say that it does not hear."""
+    api, first, second = await asyncio.gather(fleet.api(), fleet.worker(), fleet.worker())
+    frozen_id, second_id = await worker_id(fleet, first), await worker_id(fleet, second)
+
+    async def both_have_room() -> bool:
+        return await fleet.scripts._client.zcard(SHARD.idle("fake")) == 2
+
+    await eventually(both_have_room, what="both workers to wait for tasks")
+    first.signal(signal.SIGSTOP)
+    asked = prompt(tokens=20, rate=40)
+    async with httpx.AsyncClient(base_url=api.url, timeout=25) as http:
+        task_ids = [await submit(http, asked) for _ in range(4)]
+        streams = [watch(http, task_id) for task_id in task_ids]
+        await asyncio.gather(*(stream.__aenter__() for stream in streams))
+        attempts: list[int] = []
+        for task_id, stream in zip(task_ids, streams, strict=True):
+            frames = await stream.end()
+            assert sse.native_text(frames) == undisturbed(asked, tokens=20)
+            told = (await http.get(f"/tasks/{task_id}")).json()
+            assert told["worker"] == second_id
+            attempts.append(told["attempts"])
+        assert sorted(attempts) == [1, 1, 1, 2]
+        lost = [await fields_of(fleet, task_id) for task_id in task_ids]
+        assert sorted(fields.get("lost", "0") for fields in lost) == ["0", "0", "0", "1"]
+        first.signal(signal.SIGCONT)
+
+        async def let_go() -> bool:
+            infos = {info.id: info for info in await fleet.workers()}
+            return frozen_id in infos and infos[frozen_id].running == 0
+
+        await eventually(let_go, what="the woken worker to let it go")
     await fleet.quiet()

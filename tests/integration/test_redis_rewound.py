@@ -250,8 +250,8 @@ async def test_who_saw_other_bytes_is_told(frail: LocalFleet, store: Store) -> N
         store.lose_since(mark)
         store.start()
         (claim,), _ = await frail.scripts.claim(
-            Keys(0), worker="other", model="fake", free=1, running=0, lease_s=3, max_attempts=3,
-            live_ttl_s=100, result_ttl_s=100, max_task_s=100, sweep=False,
+            Keys(0), worker="other", model="fake", free=1, running=0, lease_s=0, max_attempts=3,
+            live_ttl_s=100, result_ttl_s=100, max_task_s=100, sweep=True,
         )  # fmt: skip
         assert claim.log == []
         events = [(str(n), f'"other {n}"') for n in range(1, 31)]

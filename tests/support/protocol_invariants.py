@@ -27,6 +27,10 @@ class Watched(RuleBasedStateMachine):
         super().__init__()
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
+        self.listening = self.client.pubsub()
+        self.run(self.listening.ssubscribe(*map(SHARD.run, WORKERS)))
+        for _ in WORKERS:
+            self.run(self.listening.get_message(timeout=5))
         self.tasks: dict[str, Task] = {}
         self.poison: set[str] = set()
         self.deleted: dict[str, str] = {}
@@ -50,6 +54,9 @@ class Watched(RuleBasedStateMachine):
 
     def state(self, task_id: str) -> str:
         return self.run(self.scripts.task_fields(SHARD, task_id))["state"]
+
+    def owner_of(self, task_id: str) -> str:
+        return self.run(self.scripts.task_fields(SHARD, task_id)).get("worker", "")
 
     @invariant()
     def logs_only_grow(self) -> None:

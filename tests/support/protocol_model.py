@@ -1,7 +1,8 @@
 """The protocol against a model: any order of steps by any number of workers, on a real Valkey.
 
 The clock is virtual: "a lease goes by" makes every pending entry idle for that long. A frozen
-worker is one whose steps come later; a dead one is one whose steps come no more. Redis can lose
+worker is one whose steps come later; a dead one is one whose steps come no more. A new task may be
+started for a worker with room, which may miss that. Redis can lose
 what was written since its file was synced; then pods put back what they have shown, or they died
 too. Each claim makes a text of its own, so that bytes that come otherwise again are seen. New tasks
 start in the order of the fair queue, which is known beforehand. Poison tasks end each worker that
@@ -17,6 +18,7 @@ from hypothesis.stateful import precondition, rule
 from redis.exceptions import ResponseError
 from tests.support.model_task import MAX_ATTEMPTS, Held, Task
 from tests.support.protocol_invariants import LENGTH, SHARD, WORKERS, Watched
+from tests.support.script_bench import CALLED
 
 from millstream.shared.fair_order import serving_order
 from millstream.shared.keys import LEVELS
@@ -46,9 +48,10 @@ class Protocol(Watched):
         caller=st.sampled_from(CALLERS),
         priority=st.sampled_from(Priority),
         poison=st.sampled_from([False, False, False, True]),
+        heard=st.booleans(),
     )
-    def submit(self, caller: str, priority: Priority, poison: bool) -> None:
-        task_id = self.new_id()
+    def submit(self, caller: str, priority: Priority, poison: bool, heard: bool) -> None:
+        task_id, takes = self.new_id(), self.who_takes_the_next()
         answer = self.run(
             self.scripts.submit(
                 SHARD, task_id=task_id, model="m", caller=caller, request=b"{}",
@@ -60,8 +63,28 @@ class Protocol(Watched):
             if poison:
                 self.poison.add(task_id)
             assert 1 <= answer.position <= MAX_QUEUE
+            assert (self.state(task_id) == "running") == (takes is not None)
+            if takes is not None:
+                self.handed(takes, task_id, heard=heard)
         else:
             assert self.view().waiting >= MAX_QUEUE
+
+    def who_takes_the_next(self) -> str | None:
+        """The worker for which a new task is started as it is submitted."""
+        idle = self.run(self.client.zrange(SHARD.idle("m"), 0, -1, withscores=True))
+        ready = [name for name, score in idle if int(score) < score % 1 * 4096 and score < CALLED]
+        return ready[0].decode() if ready and not self.view().waiting else None
+
+    def handed(self, worker: str, task_id: str, *, heard: bool) -> None:
+        """A worker is sent a task; it may miss that."""
+        message = self.run(self.listening.get_message(timeout=5))
+        assert message["channel"].decode() == SHARD.run(worker)
+        claim = Claim.handed(message["data"])
+        assert (claim.task_id, claim.request) == (task_id, b"{}")
+        self.note_claim(worker, claim)
+        self.claims += 1
+        if heard:
+            self.held[worker][task_id] = Held(claim, [], 0)
 
     @rule(
         worker=st.sampled_from(WORKERS),
@@ -69,12 +92,16 @@ class Protocol(Watched):
         sweep=st.booleans(),
         recover=st.booleans(),
         heard=st.booleans(),
+        sendable=st.booleans(),
     )
-    def claim(self, worker: str, free: int, sweep: bool, recover: bool, heard: bool) -> None:
+    def claim(
+        self, worker: str, *, free: int, sweep: bool, recover: bool, heard: bool,
+        sendable: bool = False,
+    ) -> None:  # fmt: skip
         view = self.view()
         order = serving_order(view.line, view.counters, cost=PREPAID)
         ended = self.letters()
-        claims = self.claimed(worker, free=free, sweep=sweep, recover=recover)
+        claims = self.claimed(worker, free=free, sweep=sweep, recover=recover, sendable=sendable)
         started = [claim.task_id for claim in claims if claim.task_id in order]
         if self.letters() == ended:  # else its caller got back what was paid in advance
             assert started == order[: len(started)], "not the one whose turn it was"
@@ -99,12 +126,15 @@ class Protocol(Watched):
             assert int(counted) == task.losses.count, "losses were miscounted"
         task.attempt = claim.attempt
 
-    def claimed(self, worker: str, *, free: int, sweep: bool, recover: bool = False) -> list[Claim]:
+    def claimed(
+        self, worker: str, *, free: int, sweep: bool, recover: bool = False,
+        sendable: bool = False,
+    ) -> list[Claim]:  # fmt: skip
         claims, _ = self.run(
             self.scripts.claim(
                 SHARD, worker=worker, model="m", free=free, running=0, lease_s=LEASE_S,
                 max_attempts=MAX_ATTEMPTS, live_ttl_s=1000, result_ttl_s=1000, max_task_s=10_000,
-                sweep=sweep, recover=recover,
+                sweep=sweep, recover=recover, sendable=sendable,
                 suspects=sum(held.claim.suspect for held in self.held[worker].values()),
             )
         )  # fmt: skip
@@ -169,20 +199,30 @@ class Protocol(Watched):
             ours = one.claim.attempt >= task.attempt and not task.terminal
             assert (answer == 1) <= ours, "an old attempt renewed (B20)"
 
-    @rule(worker=st.sampled_from(WORKERS), blame=st.sampled_from(["", "engine"]))
-    def release(self, worker: str, blame: str) -> None:
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        blame=st.sampled_from(["", "engine"]),
+        unheard=st.booleans(),
+    )
+    def release(self, worker: str, blame: str, unheard: bool) -> None:
         held, self.held[worker] = self.held[worker], {}
         tasks = [(o.claim.task_id, o.claim.attempt) for o in held.values()]
         given = self.run(
             self.scripts.release(
-                SHARD, worker=worker, model="m", lease_s=LEASE_S, blame=blame, tasks=tasks
+                SHARD, worker=worker, model="m", lease_s=LEASE_S, blame=blame, tasks=tasks,
+                unheard=unheard,
             )
-        )
+        )  # fmt: skip
         for task_id, attempt in tasks:
             task = self.tasks.get(task_id)
             ours = (attempt, worker, None)
             if task and ours == (task.attempt, task.losses.owner, task.terminal):
                 task.losses.let_go(blame)
+                given -= 1
+        for task_id, task in self.tasks.items():
+            theirs = task.losses.owner == worker and task.terminal is None
+            if unheard and theirs and not self.owner_of(task_id):
+                task.losses.let_go("")  # where the group was lost, its lease lapses instead
                 given -= 1
         assert given == 0
 
@@ -340,5 +380,6 @@ class Protocol(Watched):
                 self.write(worker, 1)
                 self.step(worker, LENGTH, twice=False)
             self.logs_only_grow()
+        self.run(self.listening.aclose())
         ends = {task_id: self.tasks[task_id].terminal for task_id in left}
         assert ends == {task_id: "failed" if task_id in doomed else "completed" for task_id in left}

@@ -18,8 +18,8 @@ from millstream.shared.steps import (
 
 SHARD = Keys(0)
 LEASE_S = 0.15
-RUNG = 1_000_000
-"""Is added to the load of a worker that was rung and has not claimed since."""
+CALLED = 1_000_000
+"""Is added to the load of a worker that was called and has not shown itself since."""
 
 
 class Bench:

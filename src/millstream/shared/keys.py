@@ -28,7 +28,7 @@ change of a task can be one atomic script, on a cluster too.
 | `{ms:k}:balance:<caller>` | HASH sum, learned | a day |
 | `{ms:k}:streams:<caller>` | ZSET id → ms until it lapses | a lease of the pod's |
 | `{ms:k}:ended:<caller>` | HASH reserve → use | two minutes after the last end of a task |
-| `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>` | sharded pub/sub channels | none |
+| `{ms:k}:pod:<pod>`, `{ms:k}:ctl:<worker>`, `{ms:k}:run:<worker>` | sharded channels | none |
 | `{ms}:workers`, `{ms}:apis` | HASH id → heartbeat | removed by readers when stale |
 | `{ms}:models` | HASH model → last time a worker was ready for it | a week |
 | `{ms}:drain:<worker>` | STRING Unix ms at which it was told to drain | a day |
@@ -166,6 +166,10 @@ class Keys(msgspec.Struct, frozen=True):
     def pod(self, pod_id: str) -> str:
         """The channel on which a pod hears of the tasks it follows."""
         return f"{self.tag}:pod:{pod_id}"
+
+    def run(self, worker_id: str) -> str:
+        """Channel for tasks that were started for a worker as they were submitted."""
+        return f"{self.tag}:run:{worker_id}"
 
     def control(self, worker_id: str) -> str:
         """The channel on which a worker is rung and told of stops."""

@@ -126,8 +126,11 @@ class Scripts:
         suspects: int = 0,
         recover: bool = False,
         rung: bool = False,
+        sendable: bool = False,
     ) -> tuple[list[Claim], int]:
         """Take up to `free` tasks; also tells how many still wait.
+
+        A worker that is `sendable` listens for tasks that are started for it as they are submitted.
 
         With `sweep`, tasks whose lease has lapsed come first. With `recover`, also those that an
         earlier claim gave us in an answer that was lost; ones that run already may be among them.
@@ -150,6 +153,7 @@ class Scripts:
                 result_ttl_s,
                 max_task_s * 1000,
                 suspects,
+                int(sendable),
             ],
         )
         return [Claim.of(row) for row in rows], waiting
@@ -208,12 +212,14 @@ class Scripts:
         lease_s: float,
         blame: str,
         tasks: Sequence[tuple[str, int]],
+        unheard: bool = False,
     ) -> int:
         """Hand tasks (id, attempt) over at once; how many were still ours.
 
-        With a reason in `blame` the loss counts against the tasks as a dead worker's would.
+        With a reason in `blame` the loss counts against the tasks as a dead worker's would. With
+        `unheard`, whatever else is ours goes too, without blame: we do not know of it.
         """
-        args: list[Any] = [worker, model, int(lease_s * 1000), blame]
+        args: list[Any] = [worker, model, int(lease_s * 1000), blame, int(unheard)]
         for task in tasks:
             args.extend(task)
         return await self._run("release", [shard.queue(model)], args)

@@ -116,6 +116,12 @@ class Claim:
             torn=torn,
         )
 
+    @classmethod
+    def handed(cls, message: bytes) -> "Claim":
+        """What is sent to the worker for which a new task was started."""
+        task_id, request, priority = msgspec.msgpack.decode(message, type=tuple[str, str, str])
+        return cls(task_id, 1, request.encode(), [], priority=Priority(priority))
+
 
 class LogPage(msgspec.Struct, frozen=True):
     """A piece of a task's log, and how the task stood at that moment."""

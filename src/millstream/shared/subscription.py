@@ -1,4 +1,4 @@
-"""A subscription to one sharded channel that lasts: it connects again as often as it takes.
+"""A subscription to sharded channels that lasts: it connects again as often as it takes.
 
 What is published while it is down is lost, so its owner is told of every (re)connection and must
 look at the truth (a log, a queue) again.
@@ -7,7 +7,7 @@ look at the truth (a log, a queue) again.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -57,14 +57,15 @@ class _Listening(Line):
 
 
 class Subscription:
-    """One connection that listens on one sharded channel, wherever its slot lies.
+    """One connection that listens on sharded channels of one slot, wherever it lies.
 
     Args:
         redis_url: Where Redis is.
         channel: What to listen on.
-        on_open: Called when the channel is subscribed, the first time and after every loss.
-        on_message: Called with each message's payload.
+        on_open: Called when all is subscribed, the first time and after every loss.
+        on_message: Called with the payload of each message on the channel.
         on_pulse: Called when our own pulse is heard.
+        more: What else to listen on, and what is called with the payloads of that.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Subscription:
         on_open: Callable[[], None],
         on_message: Callable[[bytes], None],
         on_pulse: Callable[[], None] = lambda: None,
+        more: Mapping[str, Callable[[bytes], None]] | None = None,
     ) -> None:
         self._redis_url = redis_url
         self._channel = channel
         self._on_open = on_open
-        self._on_message = on_message
+        handlers = {channel: on_message, **(more or {})}
+        self._handlers = {name.encode(): handle for name, handle in handlers.items()}
         self._on_pulse = on_pulse
         self._line: _Listening | None = None
         self._heard_at = 0.0
@@ -111,7 +114,7 @@ class Subscription:
             self._line = line = await taken_over(pool, partial(_Listening, heard=self._heard))
         timer = asyncio.get_running_loop().call_later(OPEN_S, self._expect_open)
         try:
-            line.say(("SSUBSCRIBE", self._channel))
+            line.say(("SSUBSCRIBE", *self._handlers))
             raise await line.ended
         finally:
             timer.cancel()
@@ -130,9 +133,11 @@ class Subscription:
             if message[2] == _PULSE:
                 self._on_pulse()
             else:
-                self._on_message(message[2])
-        elif message[0] == b"ssubscribe":  # from now on we are heard of
-            self.open = True
+                self._handlers[message[1]](message[2])
+        elif message[0] == b"ssubscribe":
+            if message[2] < len(self._handlers):
+                return
+            self.open = True  # from now on we are heard of
             self.opened += 1
             self._unheard_since = None
             self._on_open()

@@ -1,16 +1,18 @@
-"""Claims tasks while there are free slots, and never more than can start at once."""
+"""Runs what is sent to it, and claims while slots are free: never more than can start at once."""
 
 import asyncio
 import contextlib
 import logging
 import random
 import time
+from collections.abc import Callable, Sequence
 
 from millstream.shared.connection import RedisError, is_transient
 from millstream.shared.keys import Keys
 from millstream.shared.registry import heartbeat_interval
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
+from millstream.shared.steps import Claim
 from millstream.worker.runner import Runner
 
 logger = logging.getLogger(__name__)
@@ -26,15 +28,29 @@ class Consumer:
 
     A bell is answered on the shard that rang. What the others know of this worker is as old as the
     last look: one that rings it in vain is told, and rings the next.
+
+    Args:
+        scripts: The atomic steps; no call is sent twice.
+        runner: Runs what was claimed.
+        settings: The worker's.
+        worker_id: Who claims.
+        on_surplus: Told of tasks that are ours and for which there is no room.
     """
 
     def __init__(
-        self, scripts: Scripts, runner: Runner, settings: Settings, *, worker_id: str
+        self,
+        scripts: Scripts,
+        runner: Runner,
+        settings: Settings,
+        *,
+        worker_id: str,
+        on_surplus: Callable[[list[Claim]], None],
     ) -> None:
         self._scripts = scripts
         self._runner = runner
         self._settings = settings
         self._worker_id = worker_id
+        self._on_surplus = on_surplus
         self._bell = asyncio.Event()
         self._look_at = 0.0
         self._stopping = False
@@ -45,10 +61,33 @@ class Consumer:
         """A shard may have work; with `sweep`, work that another worker has let go."""
         self._ring(self._shards[shard], sweep=sweep)
 
+    def listens(self, shard: int) -> None:
+        """We hear of a shard's tasks now: look for what was said while nobody listened."""
+        self._shards[shard].missed = True
+        self._ring(self._shards[shard])
+
     def _ring(self, shard: "_Shard", *, sweep: bool = False) -> None:
         shard.rung = True
         shard.sweep |= sweep
         self._bell.set()
+
+    def handed(self, shard: int, claim: Claim) -> None:
+        """A task was started for us as it was submitted."""
+        if not self._stopping:  # else it is let go with all that we have
+            self._start(self._shards[shard], [claim])
+
+    def _start(self, shard: "_Shard", claims: Sequence[Claim]) -> None:
+        """Run what is ours, as far as there is room: slots may have been taken on the way here."""
+        surplus: list[Claim] = []
+        for claim in claims:
+            known = self._runner.find(claim.task_id, claim.attempt)
+            if known or self._runner.running < self._settings.max_concurrent:
+                self._runner.start(claim)
+            else:
+                surplus.append(claim)
+        if surplus:
+            self._on_surplus(surplus)
+            shard.standing = shard.settled = False  # who lets tasks go is given no others
 
     def left(self) -> None:
         """A job has left: claim where we are not rung for what comes now.
@@ -137,13 +176,14 @@ class Consumer:
             max_task_s=settings.max_task_s,
             suspects=self._runner.suspects,
             sweep=sweep,
-            recover=shard.recover,
+            recover=shard.recover or shard.missed,
             rung=not look,
+            sendable=settings.shards == 1,  # of several, each would give it the same slots
         )
-        for claim in claims:
-            self._runner.start(claim)
+        shard.missed = False
         shard.standing = len(claims) < free
         shard.settled = shard.standing and waiting == 0
+        self._start(shard, claims)
         if look and claims and waiting:
             self._ring(shard)
 
@@ -163,6 +203,8 @@ class _Shard:
         """We do, and it left nothing to others: we need not ask when a job leaves."""
         self.recover = False
         """An answer may have been lost on its way: look what is ours already."""
+        self.missed = False
+        """The same of a task that was started for us."""
         self.retry_at = 0.0
         self._delay = RETRY_FIRST_S
         self._hold_until = 0.0

@@ -1,4 +1,4 @@
-"""The worker's control channel: bells, stops, drains. All hints: Redis holds what was missed."""
+"""What a worker is told: bells, stops, drains, tasks. All hints: Redis holds what was missed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from millstream.shared.drains import DRAIN
 from millstream.shared.keys import Keys
 from millstream.shared.scripts import Scripts
+from millstream.shared.steps import Claim
 from millstream.shared.subscription import Subscription
 from millstream.worker.stopped import Stop
 
@@ -27,6 +28,7 @@ def control_subscription(
     worker_id: str,
     on_open: Callable[[int], None],
     on_bell: Callable[[int, bool], None],
+    on_task: Callable[[int, Claim], None],
     on_stop: Callable[[Stop], None],
     on_drain: Callable[[], None],
 ) -> Subscription:
@@ -38,6 +40,7 @@ def control_subscription(
         worker_id: Whose channel.
         on_open: Called with the shard after each (re)connection: what was sent meanwhile was lost.
         on_bell: Called with the shard when it may have work; True when it may be another worker's.
+        on_task: Called with the shard and a task that was started for us.
         on_stop: Called with a task that has been stopped.
         on_drain: Called when the worker is to go.
     """
@@ -52,9 +55,11 @@ def control_subscription(
         else:
             on_bell(shard, word == "released")
 
+    keys = Keys(shard)
     return Subscription(
         redis_url,
-        Keys(shard).control(worker_id),
+        keys.control(worker_id),
         on_open=lambda: on_open(shard),
         on_message=on_message,
+        more={keys.run(worker_id): lambda payload: on_task(shard, Claim.handed(payload))},
     )

@@ -16,10 +16,11 @@ from millstream.shared.keys import Keys
 from millstream.shared.metrics.calls import CallStats
 from millstream.shared.metrics.loop_lag import LoopLag
 from millstream.shared.registry import WorkerInfo, until_welcome
+from millstream.shared.schemas import shard_of
 from millstream.shared.scripts import Scripts
 from millstream.shared.settings import Settings
 from millstream.shared.states import WorkerState
-from millstream.shared.steps import STALE
+from millstream.shared.steps import STALE, Claim
 from millstream.shared.subscription import Subscription
 from millstream.shared.tracing import open_tracing
 from millstream.worker.consumer import Consumer
@@ -196,7 +197,11 @@ class Worker:
             on_engine_error=on_engine_error,
             on_left=on_left,
         )
-        consumer = Consumer(claims, runner, settings, worker_id=self.id)
+
+        def on_surplus(surplus: list[Claim]) -> None:
+            self._let_go(scripts, surplus)
+
+        consumer = Consumer(claims, runner, settings, worker_id=self.id, on_surplus=on_surplus)
         stopped = self._stopped = Stopped(scripts, result_ttl_s=settings.result_ttl_s)
 
         def on_stop(stop: Stop) -> None:
@@ -206,7 +211,7 @@ class Worker:
 
         def on_control_open(shard: int) -> None:
             stopped.doubt(shard)
-            consumer.ring(shard)  # for what was rung while nobody listened
+            consumer.listens(shard)
 
         self._controls = [
             control_subscription(
@@ -215,6 +220,7 @@ class Worker:
                 worker_id=self.id,
                 on_open=on_control_open,
                 on_bell=consumer.ring,
+                on_task=consumer.handed,
                 on_stop=on_stop,
                 on_drain=self._on_drain,
             )
@@ -265,9 +271,15 @@ class Worker:
             ours = [
                 job for job in jobs if job.shard == shard and runner.find(job.task_id, job.attempt)
             ]
-            if ours:
-                await self._release(scripts, shard, ours, self._engine_fault or "")
-            return len(ours)
+            self._releasing.update(job.request_id for job in ours)
+            tasks = [(job.task_id, job.attempt) for job in ours]
+            # Also those that were started for us and that we have not heard of.
+            given = await self._release(
+                scripts, shard, tasks, self._engine_fault or "", unheard=True
+            )
+            for job in ours:
+                self._traces.ended(job, "handed_over")
+            return given
 
         handed = await asyncio.gather(
             *(hand_over(shard, publisher) for shard, publisher in enumerate(self._publishers))
@@ -275,25 +287,41 @@ class Worker:
         if any(handed):
             logger.info("handed %d tasks over", sum(handed))
 
-    async def _release(self, scripts: Scripts, shard: int, jobs: list[Job], blame: str) -> None:
+    async def _release(
+        self,
+        scripts: Scripts,
+        shard: int,
+        tasks: Sequence[tuple[str, int]],
+        blame: str,
+        *,
+        unheard: bool = False,
+    ) -> int:
+        """Hand tasks (id, attempt) over; how many were ours."""
         delay = 0.05
-        self._releasing.update(job.request_id for job in jobs)
         while True:
             try:
-                await scripts.release(
+                return await scripts.release(
                     Keys(shard),
                     worker=self.id,
                     model=self._settings.model_name,
                     lease_s=self._settings.lease_s,
                     blame=blame,
-                    tasks=[(job.task_id, job.attempt) for job in jobs],
+                    tasks=tasks,
+                    unheard=unheard,
                 )
-                for job in jobs:
-                    self._traces.ended(job, "handed_over")
-                return
             except RedisError:
                 await asyncio.sleep(delay)  # the drain's own time limit ends this
                 delay = min(2 * delay, 1.0)
+
+    def _let_go(self, scripts: Scripts, claims: list[Claim]) -> None:
+        """Have others run what we have no room for."""
+
+        async def let_go(claim: Claim) -> None:
+            shard = shard_of(claim.task_id) or 0
+            await self._release(scripts, shard, [(claim.task_id, claim.attempt)], "")
+
+        for claim in claims:
+            self._shutdown.keep(asyncio.create_task(let_go(claim), name=f"let go {claim.task_id}"))
 
     def _give_back(self, scripts: Scripts, consumer: Consumer, job: Job, reason: str) -> None:
         """The engine gave this task up and lives on: another attempt, here or elsewhere."""
@@ -303,7 +331,9 @@ class Worker:
         logger.warning("engine error: %s", reason, extra={"task_id": job.task_id})
 
         async def give() -> None:
-            await self._release(scripts, job.shard, [job], reason)
+            self._releasing.add(job.request_id)
+            await self._release(scripts, job.shard, [(job.task_id, job.attempt)], reason)
+            self._traces.ended(job, "handed_over")
             self._drop(job)
             consumer.ring(job.shard)
 

@@ -1,11 +1,11 @@
-"""When a worker asks for work: as often as there is some, and at once where it had no free slot."""
+"""When a worker asks for work: not where it is handed some, at once where it had no free slot."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.script_bench import SHARD, Bench
+from tests.support.script_bench import CALLED, SHARD, Bench
 from tests.support.waiting import eventually, until
 
 from millstream.shared.cancellation import cancel_until_done
@@ -50,15 +50,28 @@ class OneWorker:
         assert await self.bench.idle() is not None
         self._before = self._count
 
+    async def load(self, shard: int = 0) -> int | None:
+        """The number of tasks with which it stands among a shard's workers with free slots."""
+        score = await self.bench.client.zscore(Keys(shard).idle("m"), self.worker.id)
+        return None if score is None else int(score) % CALLED
+
     async def stands(self, shard: int) -> bool:
-        """Whether it stands among a shard's workers with free slots, as one that runs nothing."""
-        idle = Keys(shard).idle("m")
-        return await self.bench.client.zscore(idle, self.worker.id) == 0
+        """Whether it stands there as one that runs nothing."""
+        return await self.load(shard) == 0
 
     async def task(self, *, tokens: int = 2, delay_s: float = 0, shard: int = 0) -> str:
         directive = f'@fake {{\\"tokens\\": {tokens}, \\"delay_s\\": {delay_s}}}'
         request = f'{{"model": "m", "prompt": "{directive}"}}'
         return await self.bench.task(task_id=new_task_id(shard), request=request.encode())
+
+    async def misses_a_task(self) -> str:
+        """One that is sent to it and does not arrive."""
+        (control,) = self.worker._controls
+        control._handlers[SHARD.run(self.worker.id).encode()] = lambda payload: None
+        task_id = await self.task()
+        assert await self.bench.state(task_id) == "running"
+        assert await self.bench.idle() is not None  # it has been sent
+        return task_id
 
     async def ended(self, task_id: str, state: str = "completed") -> None:
         """Return once a task has ended and the worker knows of it."""
@@ -93,18 +106,64 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "POLL_MOST_S", NEVER_S)
 
 
-async def test_a_worker_with_room_claims_once_a_task(redis_url: str, scripts: Scripts) -> None:
+async def test_a_worker_with_room_need_not_claim(redis_url: str, scripts: Scripts) -> None:
     async with one_worker(redis_url, scripts, max_concurrent=2) as one:
         await one.claimed(2)  # when it began, and when its channel was open
         for _ in range(5):
             await one.ended(await one.task())
-        await one.claimed(5)
-        stopped = await one.task(tokens=2, delay_s=NEVER_S)
+        await one.claimed(0)  # each was started as it was submitted
+        stopped = await one.task(delay_s=NEVER_S)
         await until(one.worker._jobs)
         await one.bench.stop(stopped)
         await one.ended(stopped, "cancelled")
+        assert await one.stands(0)
+        await one.ended(await one.task())  # it was called and has not shown itself: a bell
         await one.claimed(1)
-        assert await one.bench.idle() == {one.worker.id.encode(): 0}
+
+
+async def test_a_full_worker_lets_go_of_what_it_is_sent(redis_url: str, scripts: Scripts) -> None:
+    """A claim that was under way has filled it."""
+    async with one_worker(redis_url, scripts, max_concurrent=1) as one:
+        await one.claimed(2)
+        first = await one.task(delay_s=NEVER_S)
+        await until(one.worker._jobs)
+        await one.bench.client.zadd(SHARD.idle("m"), {one.worker.id: 2 / 4096})
+        second = await one.task()
+
+        async def let_go() -> bool:
+            return (await scripts.task_fields(SHARD, second))["worker"] == ""
+
+        await eventually(let_go, what="the second task to be let go")
+        assert [job.task_id for job in one.worker._jobs()] == [first]
+        assert await one.bench.idle() == {}
+        (claim,) = await one.bench.claim("other")
+        assert (claim.task_id, claim.attempt, claim.handed_over) == (second, 2, True)
+        await one.claimed(0)
+        await one.bench.stop(first)
+        await eventually(lambda: one.stands(0), what="its place there")
+        await one.bench.stop(second)
+
+
+async def test_what_it_was_not_told_is_found_once_it_listens_again(
+    redis_url: str, scripts: Scripts
+) -> None:
+    async with one_worker(redis_url, scripts) as one:
+        await one.claimed(2)
+        missed = await one.misses_a_task()
+        one.worker._controls[0].drop()
+        await one.ended(missed)
+        assert (await scripts.task_fields(SHARD, missed))["attempt"] == "1"
+
+
+async def test_what_it_was_not_told_is_let_go_as_it_drains(
+    redis_url: str, scripts: Scripts
+) -> None:
+    async with one_worker(redis_url, scripts) as one:
+        await one.claimed(2)
+        missed = await one.misses_a_task()
+    (claim,) = await one.bench.claim("other")
+    assert (claim.task_id, claim.attempt, claim.handed_over) == (missed, 2, True)
+    assert (await scripts.task_fields(SHARD, missed)).get("lost") is None
 
 
 async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
@@ -122,7 +181,7 @@ async def test_a_full_worker_takes_the_next_as_a_slot_gets_free(
         await one.bench.stop(second)
         await one.ended(second, "cancelled")
         await one.claimed(1)
-        assert await one.bench.idle() == {one.worker.id.encode(): 0}
+        assert await one.stands(0)
 
 
 async def test_bells_do_not_put_off_what_a_frozen_worker_should_have_taken(
@@ -193,15 +252,8 @@ async def test_each_of_several_shards_learns_that_a_task_has_left(
 ) -> None:
     async with one_worker(redis_url, scripts, shards=2) as one:
 
-        async def loads() -> list[list[float]]:
-            rows = [
-                await one.bench.client.zrange(shard.idle("m"), 0, -1, withscores=True)
-                for shard in (SHARD, Keys(1))
-            ]
-            return [[load for _, load in row] for row in rows]
-
         async def nothing_runs() -> bool:
-            return await loads() == [[0], [0]]
+            return await one.stands(0) and await one.stands(1)
 
         for _ in range(2):  # it begins with another shard each time
             task = await one.task(delay_s=NEVER_S)

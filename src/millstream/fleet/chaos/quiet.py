@@ -63,7 +63,12 @@ async def _look(fleet: ChaosFleet, unfinished: int) -> list[str]:
     if streams:
         left.append(f"pods say they serve {streams} streams")
     channels = {name.decode() for name in await client.execute_command("PUBSUB", "SHARDCHANNELS")}
-    known = {shard.control(info.id) for shard in fleet.shards for info in fleet.live}
+    known = {
+        channel
+        for shard in fleet.shards
+        for info in fleet.live
+        for channel in (shard.control(info.id), shard.run(info.id))
+    }
     known |= {shard.pod(pod.id) for shard in fleet.shards for pod in fleet.pods}
     if channels != known:
         left.append(f"subscriptions: {sorted(channels ^ known)} are too many or missing")

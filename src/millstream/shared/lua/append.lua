@@ -62,6 +62,7 @@ local function write(row)
       end
     end
   end
+  if not prompt_tokens then shows_itself(string.match(KEYS[1], ':queue:(.*)'), me) end
   if message and prompt_tokens then
     redis.call('HSET', key, 'seq', seq, 'tokens', tokens)
   elseif message then

@@ -4,7 +4,7 @@
 -- KEYS: queue
 -- ARGV: worker, model, free slots, running tasks, lease_ms, max_attempts, sweep (0|1),
 --       recover (0|1), rung (0|1), live_ttl_s, result_ttl_s, max_task_ms,
---       suspects running here
+--       suspects running here, whether it may be sent tasks (1; nil from an older version)
 -- A worker that was rung and has no free slot steps out of the idle set, and the next is rung. Another
 -- that was rung takes no more than levels the load; one that merely looked takes what is
 -- there, for whoever should have it has not come.
@@ -83,7 +83,7 @@ end
 local function start(id, task)
   task.attempt = int(task.attempt + 1)
   task.request = redis.call('HGET', task_key(id), 'request')
-  pay_turn(task, #(task.request or '') / 4) -- nobody has counted the prompt's tokens yet
+  pay_turn(task, prompt_guess(task.request or ''))
   redis.call('HSET', task_key(id), 'state', 'running', 'attempt', task.attempt, 'worker', me,
     'started', int(now), 'paid', task.paid)
   step_out(model, standing(id, task))
@@ -108,16 +108,6 @@ local function take(entry)
   end
 end
 
--- Make an entry this worker's; false where somebody has deleted it.
-local function own(entry)
-  local answer = redis.pcall('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
-  if answer.err then
-    pending(queue) -- makes the group, if it was that
-    answer = redis.call('XCLAIM', queue, GROUP, me, 0, entry, 'FORCE', 'JUSTID')
-  end
-  return #answer > 0
-end
-
 -- Whoever is next in the line; it leaves it for good.
 local function serve(member)
   local id = string.match(member, '[^:]*$')
@@ -125,9 +115,9 @@ local function serve(member)
   if task.state == 'queued' and overdue(task) then
     end_overdue(id, task, result_ttl_s)
   elseif task.state == 'queued' then
-    local there = own(task.entry)
+    local there = own(queue, task.entry, me)
     start(id, task)
-    if not there then own(entry_of(id, model, task.entry)) end
+    if not there then own(queue, entry_of(id, model, task.entry), me) end
     if member == standing(id, task) then return end -- it has stepped out
   end -- else: expired, or an older version's script ended or started it
   step_out(model, member)
@@ -190,12 +180,9 @@ end
 
 if recover or sweep then pending(queue) end -- makes the group where it is missing
 if recover then -- an answer to an earlier claim was lost: what we own, under the attempt it has
-  for _, entry in ipairs(redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', 1000,
-      'STREAMS', queue, '0')[1][2]) do
-    if entry[2] then
-      local task = read_task(entry[2][2])
-      if task.state == 'running' and task.worker == me then give(entry[2][2], task) end
-    end
+  for _, id in ipairs(owned_by(queue, me)) do
+    local task = read_task(id)
+    if task.state == 'running' and task.worker == me then give(id, task) end
   end
 end
 
@@ -234,7 +221,7 @@ if waiting > 0 and #rows < free then
     local load, others = running + #rows + waiting, 0
     local idle = redis.call('ZRANGE', idle_key(model), 0, 63, 'WITHSCORES')
     for at = 1, #idle, 2 do
-      if idle[at] ~= me then load, others = load + idle[at + 1] % RUNG, others + 1 end
+      if idle[at] ~= me then load, others = load + running_of(idle[at + 1]), others + 1 end
     end
     most = math.min(free, math.ceil(load / (1 + others)) - running)
   end
@@ -257,8 +244,10 @@ end
 -- What need not be kept alive by each claim is by those that sweep, of which a worker makes one a second.
 if #rows >= free then
   redis.call('ZREM', idle_key(model), me)
-elseif redis.call('ZADD', idle_key(model), int(running + #rows), me) == 1 or sweep then
-  redis.call('EXPIRE', idle_key(model), 3600)
+else
+  local most = ARGV[14] == '1' and math.min(running + free, 4095) or 0
+  local new = redis.call('ZADD', idle_key(model), exact(running + #rows + most * UNIT), me) == 1
+  if new or sweep then redis.call('EXPIRE', idle_key(model), 3600) end
 end
 send_posts()
 return {rows, waiting}

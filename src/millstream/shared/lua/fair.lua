@@ -53,20 +53,15 @@ local function join(level, model, who)
   set_clock(level, model, time)
 end
 
--- Somebody has nothing more to wait for. Once nobody waits the clock goes on to the least counter.
--- What lies behind the clock is as good as nothing, and not kept. -> whether anybody waits
-local function leave(level, model, who)
-  local turns, spent = turns_key(level, model), spent_key(level, model)
-  local used = tonumber(redis.call('ZSCORE', turns, who) or '')
-  if used then redis.call('ZREM', turns, who) end
-  local waited_for = redis.call('EXISTS', turns) == 1
-  if not used then return waited_for end
-  local clock = clock_of(level, model)
+-- Somebody who has been served waits no more: what becomes of the counter. Once nobody waits the clock
+-- goes on to the least one. What lies behind the clock is as good as nothing, and not kept.
+local function put_away(level, model, who, used, waited_for)
+  local spent, clock = spent_key(level, model), clock_of(level, model)
   if not waited_for then
     local least = redis.call('ZRANGE', spent, 0, 0, 'WITHSCORES')[2]
     clock = math.max(clock, math.min(used, tonumber(least or used)))
     set_clock(level, model, clock)
-    if not least and used <= clock then return false end
+    if not least and used <= clock then return end
   end
   redis.call('ZREMRANGEBYSCORE', spent, '-inf', exact(clock))
   if used > clock then
@@ -74,6 +69,15 @@ local function leave(level, model, who)
     redis.call('EXPIRE', spent, QUEUE_TTL_S)
     redis.call('ZREMRANGEBYRANK', spent, 0, -1 - MOST_SPENT)
   end
+end
+
+-- Somebody has nothing more to wait for. -> whether anybody waits
+local function leave(level, model, who)
+  local turns = turns_key(level, model)
+  local used = tonumber(redis.call('ZSCORE', turns, who) or '')
+  if used then redis.call('ZREM', turns, who) end
+  local waited_for = redis.call('EXISTS', turns) == 1
+  if used then put_away(level, model, who, used, waited_for) end
   return waited_for
 end
 
@@ -117,6 +121,23 @@ local function pay_turn(task, due)
   redis.call('HSET', fair_key(task.model),
     class, exact(clocks[class]), CLASSES, exact(clocks[CLASSES]))
   redis.call('EXPIRE', fair_key(task.model), QUEUE_TTL_S)
+end
+
+-- Nobody waits, so that a task is run as it comes: what joining, paying and leaving would make of a level.
+local function pass(level, model, who, amount)
+  local spent, clock = spent_key(level, model), clock_of(level, model)
+  local before = tonumber(redis.call('ZSCORE', spent, who) or 0)
+  if before > 0 then redis.call('ZREM', spent, who) end
+  local used = math.max(clock + TICK, before) + amount
+  clocks_of(model)[level] = math.max(clock, used - amount / 2)
+  put_away(level, model, who, used, false)
+end
+local function pay_at_once(task, due)
+  local class, tokens = class_of(task.priority), due + OUTPUT_WEIGHT * PREPAID
+  pass(class, task.model, tenant_of(task), tokens / tonumber(task.weight or 1))
+  pass(CLASSES, task.model, class, tokens / CLASS_WEIGHT[class])
+  redis.call('EXPIRE', fair_key(task.model), QUEUE_TTL_S)
+  task.paid = exact(tokens)
 end
 
 -- How a waiting task stands in the line; its entry of the queue is its place among its caller's.

@@ -26,6 +26,7 @@ local function usage_key(caller, day) return tag .. ':usage:' .. caller .. ':' .
 local function callers_key(day) return tag .. ':callers:' .. int(day) end
 local function ended_key(caller) return tag .. ':ended:' .. caller end
 local function pod_channel(pod) return tag .. ':pod:' .. pod end
+local function run_channel(worker) return tag .. ':run:' .. worker end
 local function control_channel(worker) return tag .. ':ctl:' .. worker end
 
 -- The same in all of a call.
@@ -92,9 +93,20 @@ local function entries_added(queue)
   end
 end
 
--- Workers with free slots stand in a sorted set by their running tasks. One that has been rung and
--- has not claimed since stands behind all others: a frozen one is rung once, not for every task.
-local RUNG = 1000000
+-- Workers with free slots stand in a sorted set by their running tasks. One that has been called and
+-- has not shown itself since stands behind all others: a frozen one is called once, not for every task.
+-- Called is who was rung or sent a task; who claims, or tells how long a task's prompt is, has shown itself.
+-- The fraction is how many a worker runs at the most; 0 if it may not be sent tasks, by a shard of
+-- several, which does not see what the others give it, or since an older version would not hear of them.
+local CALLED = 1000000
+local UNIT = 1 / 4096
+local function running_of(score) return math.floor(score) % CALLED end
+local function most_of(score) return score % 1 / UNIT end
+
+local function shows_itself(model, worker)
+  local score = tonumber(redis.pcall('ZSCORE', idle_key(model), worker) or '')
+  if score and score >= CALLED then redis.call('ZADD', idle_key(model), score % CALLED, worker) end
+end
 
 -- Wake the least loaded worker with a free slot, but for one; whether there is one. One that no longer listens is struck
 -- off; one that is frozen costs its task no more than the others' poll interval.
@@ -105,7 +117,7 @@ local function ring(model, word, except)
     local worker, score = ranked[at], tonumber(ranked[at + 1])
     if worker ~= except then
       if redis.call('SPUBLISH', control_channel(worker), word) > 0 then
-        redis.call('ZADD', idle, score % RUNG + RUNG, worker)
+        redis.call('ZADD', idle, score % CALLED + CALLED, worker)
         return true
       end
       redis.call('ZREM', idle, worker)

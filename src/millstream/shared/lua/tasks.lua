@@ -44,6 +44,26 @@ local function entry_of(id, model, entry)
   return new
 end
 
+-- Make an entry a worker's, by a lease that begins now; false where somebody has deleted it.
+local function own(queue, entry, worker)
+  local answer = redis.pcall('XCLAIM', queue, GROUP, worker, 0, entry, 'FORCE', 'JUSTID')
+  if answer.err then
+    pending(queue) -- makes the group, if it was that
+    answer = redis.call('XCLAIM', queue, GROUP, worker, 0, entry, 'FORCE', 'JUSTID')
+  end
+  return #answer > 0
+end
+
+-- The tasks whose entries are a worker's. They are not read again: their leases would begin anew.
+local function owned_by(queue, worker)
+  local ids = {}
+  for _, row in ipairs(redis.call('XPENDING', queue, GROUP, '-', '+', 1000, worker)) do
+    local entry = redis.call('XRANGE', queue, row[1], row[1])[1]
+    if entry then ids[#ids + 1] = entry[2][2] end
+  end
+  return ids
+end
+
 -- When a task has to have ended. One that has no deadline comes from a pod of an older version.
 local function set_due(id, at)
   redis.call('ZADD', due_key(), int(at), id)
@@ -118,11 +138,11 @@ local function count_usage(task, ended, times)
 end
 
 -- One of a worker's tasks has ended. A worker with room asks for no more then, so this keeps the order
--- in which workers are rung; one that does not stand there was full, and asks. Never below nothing.
+-- in which workers are called; one that does not stand there was full, and asks. Never below nothing.
 local function lighten(model, worker)
   local idle = idle_key(model)
   local score = tonumber(redis.pcall('ZADD', idle, 'XX', 'INCR', '-1', worker) or '')
-  if score and score % RUNG == RUNG - 1 then redis.call('ZADD', idle, score + 1, worker) end
+  if score and running_of(score) == CALLED - 1 then redis.call('ZADD', idle, score + 1, worker) end
 end
 
 -- End a task, as read: its last event, its state, its place in the queue, its remaining life.
@@ -174,9 +194,9 @@ local function cancel(id, task, result_ttl_s)
   end
 end
 
--- Whether some worker has a free slot, and was not rung for it since it last asked.
+-- Whether some worker has a free slot, and was not called for it since it last showed itself.
 local function has_room(model)
-  return redis.call('ZCOUNT', idle_key(model), '-inf', RUNG - 1) > 0
+  return redis.call('ZCOUNT', idle_key(model), '-inf', '(' .. CALLED) > 0
 end
 
 -- Milliseconds until the last of `places` waiting tasks is served, by Little's law from the smoothed
@@ -187,18 +207,47 @@ local function wait_ms(model, places, running)
   return math.ceil(places * service / running)
 end
 
+-- What a prompt is taken to have, until its tokens have been counted.
+local function prompt_guess(request) return #request / 4 end
+
+-- Start a new task for the least loaded worker that has room, if nobody waits: it is sent all that it
+-- would get by a claim. One that no longer listens is struck off. -> the worker
+local function hand(id, task, request)
+  if redis.call('EXISTS', line_key(task.model)) == 1 then return nil end
+  local idle = idle_key(task.model)
+  local ranked = redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. CALLED, 'WITHSCORES', 'LIMIT', 0, 8)
+  for at = 1, #ranked, 2 do
+    local worker, score = ranked[at], tonumber(ranked[at + 1])
+    if running_of(score) < most_of(score) then
+      local message = cmsgpack.pack({id, request, class_of(task.priority)})
+      if redis.call('SPUBLISH', run_channel(worker), message) > 0 then
+        redis.call('ZADD', idle, score + 1 + CALLED, worker)
+        own(queue_key(task.model), task.entry, worker)
+        pay_at_once(task, prompt_guess(request))
+        return worker
+      end
+      redis.call('ZREM', idle, worker)
+    end
+  end
+end
+
 -- Make a task and put it into its queue; whether a worker with a free slot has heard of it.
 local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   local queue, now = queue_key(task.model), now_ms()
   task.entry = redis.call('XADD', queue, '*', 'task', id)
+  local worker = hand(id, task, request)
   redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
-    'priority', class_of(task.priority), 'weight', task.weight or '1', 'state', 'queued',
-    'attempt', '0', 'seq', '0', 'tokens', '0', 'created', int(now), 'orphan_ms', orphan_ms,
-    'followers', task.followers or '', 'entry', task.entry, 'deadline', int(now + life_ms))
+    'priority', class_of(task.priority), 'weight', task.weight or '1',
+    'state', worker and 'running' or 'queued',
+    'attempt', worker and '1' or '0', 'seq', '0', 'tokens', '0', 'created', int(now),
+    'orphan_ms', orphan_ms, 'followers', task.followers or '', 'entry', task.entry,
+    'deadline', int(now + life_ms),
+    unpack(worker and {'worker', worker, 'started', int(now), 'paid', task.paid} or {}))
   redis.call('EXPIRE', task_key(id), live_ttl_s)
   redis.call('EXPIRE', queue, QUEUE_TTL_S)
-  line_up(id, task)
   set_due(id, now + life_ms)
+  if worker then return true end
+  line_up(id, task)
   return ring(task.model, 'new')
 end
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from redis.exceptions import ResponseError
-from tests.support.script_bench import LEASE_S, RUNG, SHARD, Bench, row
+from tests.support.script_bench import CALLED, LEASE_S, SHARD, Bench, row
 from tests.support.tombs import tombs_of
 
 from millstream.shared.keys import Keys
@@ -224,7 +224,7 @@ async def test_a_full_worker_that_is_rung_steps_out_and_rings_the_next(
         "w1", free=0, running=10, rung=True, sweep=word == "released"
     )
     assert answer == ([], 1 if word == "new" else 0)
-    assert await bench.idle() == {b"w2": RUNG + 5}
+    assert await bench.idle() == {b"w2": CALLED + 5}
     heard: list[tuple[str, str]] = []
     while len(heard) < (2 if word == "new" else 3):
         message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
@@ -251,7 +251,7 @@ async def test_whose_tasks_have_ended_is_rung_again(bench: Bench, pubsub: Any, e
             await bench.stop(claim.task_id)
     assert await bench.idle() == {b"w1": 0, b"w2": 1}
     await bench.task()
-    assert await bench.idle() == {b"w1": RUNG, b"w2": 1}
+    assert await bench.idle() == {b"w1": CALLED, b"w2": 1}
 
 
 async def test_a_load_is_never_below_nothing(bench: Bench, pubsub: Any) -> None:
@@ -264,9 +264,9 @@ async def test_a_load_is_never_below_nothing(bench: Bench, pubsub: Any) -> None:
     await bench.stop(first.task_id)
     assert await bench.idle() == {b"w1": 0}
     await bench.task()
-    assert await bench.idle() == {b"w1": RUNG}
+    assert await bench.idle() == {b"w1": CALLED}
     await bench.stop(second.task_id)
-    assert await bench.idle() == {b"w1": RUNG}
+    assert await bench.idle() == {b"w1": CALLED}
     (full,) = await bench.claim("w1", free=1)
     await bench.stop(full.task_id)
     assert await bench.idle() == {}
