@@ -310,6 +310,8 @@ class Worker:
                     unheard=unheard,
                 )
             except RedisError:
+                if not tasks:
+                    return 0  # what we may have not heard of is not worth waiting for Redis
                 await asyncio.sleep(delay)  # the drain's own time limit ends this
                 delay = min(2 * delay, 1.0)
 
