@@ -25,6 +25,7 @@ from tests.support.redis_servers import on_primaries
 from tests.support.store import Store
 
 from millstream.fleet.chaos.link import Link
+from millstream.shared.keys import Keys
 
 PREFILL_S = 3.0
 RUNNING, TOKENS = 6, 40
@@ -41,6 +42,7 @@ async def test_sigterm_hands_eight_tasks_over_at_once(fleet: LocalFleet, fault: 
         second_id = await worker_id(fleet, second)
         # Two of them would be the second worker's, if it had not its hands full.
         second.signal(signal.SIGSTOP)
+        await fleet.scripts._client.zrem(Keys(0).idle("fake"), second_id)
         early = [await submit(http, prefill) for _ in range(2)]
         asked |= dict.fromkeys(early, prefill)
         streams = {task_id: watch(http, task_id) for task_id in asked}

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
+from redis.exceptions import ResponseError
 from tests.support.model_task import Held, Losses, Task
 
 from millstream.shared.events import Event
@@ -28,9 +29,6 @@ class Watched(RuleBasedStateMachine):
         self.run(self.client.flushdb())
         self.scripts = Scripts(self.client)
         self.listening = self.client.pubsub()
-        self.run(self.listening.ssubscribe(*map(SHARD.run, WORKERS)))
-        for _ in WORKERS:
-            self.run(self.listening.get_message(timeout=5))
         self.tasks: dict[str, Task] = {}
         self.poison: set[str] = set()
         self.deleted: dict[str, str] = {}
@@ -57,6 +55,21 @@ class Watched(RuleBasedStateMachine):
 
     def owner_of(self, task_id: str) -> str:
         return self.run(self.scripts.task_fields(SHARD, task_id)).get("worker", "")
+
+    async def listen(self) -> None:
+        """Have all workers listen for tasks."""
+        await self.listening.ssubscribe(*map(SHARD.run, WORKERS))
+        for _ in WORKERS:
+            await self.listening.get_message(timeout=5)
+
+    async def entries_of(self, worker: str) -> list[Any]:
+        """What is a worker's in the queue."""
+        try:
+            return await self.client.xpending_range(
+                SHARD.queue("m"), "workers", "-", "+", 1000, worker
+            )
+        except ResponseError:  # no group
+            return []
 
     @invariant()
     def logs_only_grow(self) -> None:

@@ -52,6 +52,7 @@ class Protocol(Watched):
     )
     def submit(self, caller: str, priority: Priority, poison: bool, heard: bool) -> None:
         task_id, takes = self.new_id(), self.who_takes_the_next()
+        self.run(self.listen())
         answer = self.run(
             self.scripts.submit(
                 SHARD, task_id=task_id, model="m", caller=caller, request=b"{}",
@@ -68,6 +69,7 @@ class Protocol(Watched):
                 self.handed(takes, task_id, heard=heard)
         else:
             assert self.view().waiting >= MAX_QUEUE
+        self.run(self.listening.aclose())  # whoever is lost is dead, not frozen
 
     def who_takes_the_next(self) -> str | None:
         """The worker for which a new task is started as it is submitted."""
@@ -98,14 +100,16 @@ class Protocol(Watched):
         self, worker: str, *, free: int, sweep: bool, recover: bool, heard: bool,
         sendable: bool = False,
     ) -> None:  # fmt: skip
-        view = self.view()
+        view, owned = self.view(), 0
+        if sendable and not recover:  # what it was sent and has not heard of takes slots
+            owned = len(self.run(self.entries_of(worker)))
         order = serving_order(view.line, view.counters, cost=PREPAID)
         ended = self.letters()
         claims = self.claimed(worker, free=free, sweep=sweep, recover=recover, sendable=sendable)
         started = [claim.task_id for claim in claims if claim.task_id in order]
         if self.letters() == ended:  # else its caller got back what was paid in advance
             assert started == order[: len(started)], "not the one whose turn it was"
-        assert len(claims) >= min(free, len(order)), "a slot stays free while a task waits"
+        assert len(claims) >= min(free - owned, len(order)), "a slot is free while a task waits"
         for claim in claims:
             self.note_claim(worker, claim)
             known = self.held[worker].get(claim.task_id)
@@ -380,6 +384,5 @@ class Protocol(Watched):
                 self.write(worker, 1)
                 self.step(worker, LENGTH, twice=False)
             self.logs_only_grow()
-        self.run(self.listening.aclose())
         ends = {task_id: self.tasks[task_id].terminal for task_id in left}
         assert ends == {task_id: "failed" if task_id in doomed else "completed" for task_id in left}

@@ -46,10 +46,17 @@ local function give(id, task, lost)
   }
 end
 
+-- Whether the first worker of a task may never have heard of it: it has shown nothing of it, and is
+-- frozen or gone with its machine, for one that has died listens no more.
+local function unheard(task)
+  return task.attempt == '1' and not task.prompt_tokens
+    and redis.call('PUBSUB', 'SHARDNUMSUB', run_channel(task.worker))[2] > 0
+end
+
 -- A lost worker counts against a task only while the task makes no progress between losses: a
 -- poison task dies at the same place each time, a long one on failing machines does not.
 local function take_over(id, task, entry)
-  if task.released ~= '1' then
+  if task.released ~= '1' and not unheard(task) then
     local seq = tonumber(task.seq)
     local lost = tonumber(task.lost or 0)
     lost = (seq > tonumber(task.lost_seq or -1)) and 1 or lost + 1
@@ -184,6 +191,14 @@ if recover then -- an answer to an earlier claim was lost: what we own, under th
     local task = read_task(id)
     if task.state == 'running' and task.worker == me then give(id, task) end
   end
+end
+
+-- Tasks that it was sent while it asked are in none of its numbers.
+if ARGV[14] == '1' and free > 0 and not recover then
+  local most = running + free
+  local owned = redis.pcall('XPENDING', queue, GROUP, '-', '+', most, me)
+  running = math.max(running, #owned) -- nothing where there is no group
+  free = most - running
 end
 
 local held = 0

@@ -168,21 +168,59 @@ async def test_a_stop_comes_after_the_task(bench: Bench, pubsub: Any, listen: Li
     assert await bench.append(row(claim, 1, "a")) == [-2]
 
 
-async def test_who_never_heard_of_it_is_replaced_after_a_lease(
-    bench: Bench, pubsub: Any, listen: Listen
+@pytest.mark.parametrize("lost", ["frozen", "dead", "frozen while it ran"])
+async def test_who_says_nothing_is_replaced_after_a_lease(
+    bench: Bench, pubsub: Any, listen: Listen, lost: str
 ) -> None:
-    """A frozen worker: its loss counts as any other's, and it can do nothing when it wakes."""
-    await listen("frozen")
-    await bench.claim("frozen", sendable=True)
+    """It can do nothing when it wakes; the loss counts where it may have to do with the task."""
+    await listen("w1")
+    await bench.claim("w1", sendable=True)
     await bench.task()
-    assert await bench.claim("w2") == []
-    await bench.lapse()
-    (second,) = await bench.claim("w2")
-    assert (second.attempt, second.predecessor) == (2, "frozen")
-    assert (await bench.scripts.task_fields(SHARD, second.task_id))["lost"] == "1"
     _, first = await heard(pubsub, bench)
+    if lost == "frozen while it ran":
+        assert await bench.append(row(first, 1)) == [0]
+    elif lost == "dead":
+        await pubsub.sunsubscribe(SHARD.run("w1"))
+        await pubsub.get_message(timeout=5)
+    assert await bench.claim("w2", max_attempts=2) == []
+    await bench.lapse()
+    (second,) = await bench.claim("w2", max_attempts=2)
+    assert (second.attempt, second.predecessor) == (2, "w1")
+    fields = await bench.scripts.task_fields(SHARD, second.task_id)
+    assert fields.get("lost", "0") == ("0" if lost == "frozen" else "1")
+    assert second.suspect == (lost != "frozen")
     assert await bench.append(row(first, 1, "a")) == [STALE]
     assert await bench.append(row(second, 1, "a", outcome="completed", detail="stop")) == [2]
+
+
+async def test_a_task_is_excused_once(bench: Bench, listen: Listen) -> None:
+    """Whoever takes it over has claimed it, and has it."""
+    await listen("w1", "w2")
+    await bench.claim("w1", sendable=True)
+    task_id = await bench.task()
+    for worker in ("w2", "w3"):
+        await bench.lapse()
+        (claim,) = await bench.claim(worker, max_attempts=2)
+    await bench.lapse()
+    assert await bench.claim("w4", max_attempts=2) == []
+    assert await bench.state(task_id) == "failed"
+    assert claim.attempt == 3
+
+
+async def test_what_it_was_sent_while_it_asked_takes_a_slot(
+    bench: Bench, pubsub: Any, listen: Listen
+) -> None:
+    """A claim of which it knows as little as the claim of that."""
+    await listen("w1")
+    await bench.claim("w1", sendable=True, free=2)
+    await bench.task()
+    waiting = [await bench.task() for _ in range(2)]
+    claims = await bench.claim("w1", sendable=True, free=2, running=0)
+    assert [claim.task_id for claim in claims] == waiting[:1]
+    assert await bench.idle() == {}
+    _, sent = await heard(pubsub, bench)
+    assert await bench.append(row(sent, 1, "a", outcome="completed", detail="stop")) == [2]
+    assert await bench.claim("w1", sendable=True, free=1, running=1, sweep=False) != []
 
 
 async def test_who_missed_it_finds_it(bench: Bench, listen: Listen) -> None:
