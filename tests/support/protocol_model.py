@@ -66,7 +66,7 @@ class Protocol(Watched):
             assert 1 <= answer.position <= MAX_QUEUE
             assert (self.state(task_id) == "running") == (takes is not None)
             if takes is not None:
-                self.handed(takes, task_id, heard=heard)
+                self.sent(takes, task_id, heard=heard)
         else:
             assert self.view().waiting >= MAX_QUEUE
         self.run(self.listening.aclose())  # whoever is lost is dead, not frozen
@@ -77,11 +77,11 @@ class Protocol(Watched):
         ready = [name for name, score in idle if int(score) < score % 1 * 4096 and score < CALLED]
         return ready[0].decode() if ready and not self.view().waiting else None
 
-    def handed(self, worker: str, task_id: str, *, heard: bool) -> None:
+    def sent(self, worker: str, task_id: str, *, heard: bool) -> None:
         """A worker is sent a task; it may miss that."""
         message = self.run(self.listening.get_message(timeout=5))
         assert message["channel"].decode() == SHARD.run(worker)
-        claim = Claim.handed(message["data"])
+        claim = Claim.sent(message["data"])
         assert (claim.task_id, claim.request) == (task_id, b"{}")
         self.note_claim(worker, claim)
         self.claims += 1

@@ -117,7 +117,7 @@ class Claim:
         )
 
     @classmethod
-    def handed(cls, message: bytes) -> "Claim":
+    def sent(cls, message: bytes) -> "Claim":
         """What is sent to the worker for which a new task was started."""
         task_id, request, priority = msgspec.msgpack.decode(message, type=tuple[str, str, str])
         return cls(task_id, 1, request.encode(), [], priority=Priority(priority))

@@ -71,7 +71,7 @@ class Consumer:
         shard.sweep |= sweep
         self._bell.set()
 
-    def handed(self, shard: int, claim: Claim) -> None:
+    def sent(self, shard: int, claim: Claim) -> None:
         """A task was started for us as it was submitted."""
         if not self._stopping:  # else it is let go with all that we have
             self._start(self._shards[shard], [claim])

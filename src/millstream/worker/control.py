@@ -61,5 +61,5 @@ def control_subscription(
         keys.control(worker_id),
         on_open=lambda: on_open(shard),
         on_message=on_message,
-        more={keys.run(worker_id): lambda payload: on_task(shard, Claim.handed(payload))},
+        more={keys.run(worker_id): lambda payload: on_task(shard, Claim.sent(payload))},
     )

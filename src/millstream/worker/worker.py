@@ -220,7 +220,7 @@ class Worker:
                 worker_id=self.id,
                 on_open=on_control_open,
                 on_bell=consumer.ring,
-                on_task=consumer.handed,
+                on_task=consumer.sent,
                 on_stop=on_stop,
                 on_drain=self._on_drain,
             )

@@ -1,4 +1,4 @@
-"""When a worker asks for work: not where it is handed some, at once where it had no free slot."""
+"""When a worker asks for work: not where it is sent some, at once where it had no free slot."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -212,7 +212,7 @@ local function prompt_guess(request) return #request / 4 end
 
 -- Start a new task for the least loaded worker that has room, if nobody waits: it is sent all that it
 -- would get by a claim. One that no longer listens is struck off. -> the worker
-local function hand(id, task, request)
+local function start_at_once(id, task, request)
   if redis.call('EXISTS', line_key(task.model)) == 1 then return nil end
   local idle = idle_key(task.model)
   local ranked = redis.call('ZRANGEBYSCORE', idle, '-inf', '(' .. CALLED, 'WITHSCORES', 'LIMIT', 0, 8)
@@ -235,7 +235,7 @@ end
 local function enqueue(id, task, request, live_ttl_s, orphan_ms, life_ms)
   local queue, now = queue_key(task.model), now_ms()
   task.entry = redis.call('XADD', queue, '*', 'task', id)
-  local worker = hand(id, task, request)
+  local worker = start_at_once(id, task, request)
   redis.call('HSET', task_key(id), 'request', request, 'model', task.model, 'caller', task.caller,
     'priority', class_of(task.priority), 'weight', task.weight or '1',
     'state', worker and 'running' or 'queued',

@@ -30,7 +30,7 @@ async def listen(pubsub: Any) -> Listen:
 async def heard(pubsub: Any, bench: Bench) -> tuple[str, Claim]:
     """The worker that was sent a task, and the task."""
     message = await pubsub.get_message(timeout=5)
-    worker, claim = message["channel"].decode().rpartition(":")[2], Claim.handed(message["data"])
+    worker, claim = message["channel"].decode().rpartition(":")[2], Claim.sent(message["data"])
     bench.workers[claim.task_id, claim.attempt] = worker
     return worker, claim
 
@@ -281,7 +281,7 @@ async def test_a_submit_sent_again_starts_it_once(
     assert await owner(bench) == [(b"w1", 0)]
 
 
-async def test_a_letter_that_is_tried_again_is_handed(
+async def test_a_letter_that_is_tried_again_is_sent(
     bench: Bench, pubsub: Any, listen: Listen
 ) -> None:
     fields = {"caller": "ann", "priority": "batch", "weight": "1", "request": "{}"}
@@ -298,7 +298,7 @@ async def test_a_letter_that_is_tried_again_is_handed(
 
 async def test_what_is_no_task_is_no_claim() -> None:
     with pytest.raises(msgspec.MsgspecError):
-        Claim.handed(b"new")
+        Claim.sent(b"new")
 
 
 async def test_a_deleted_task_is_not_written(bench: Bench, pubsub: Any, listen: Listen) -> None:
