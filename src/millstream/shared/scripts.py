@@ -131,7 +131,6 @@ class Scripts:
         """Take up to `free` tasks; also tells how many still wait.
 
         A worker that is `sendable` listens for tasks that are started for it as they are submitted.
-
         With `sweep`, tasks whose lease has lapsed come first. With `recover`, also those that an
         earlier claim gave us in an answer that was lost; ones that run already may be among them.
         With `rung`, no more new ones than level the load over the workers with free slots.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 from millstream.shared.cancellation import cancel_until_done
-from millstream.shared.connection import RedisError, open_redis
+from millstream.shared.connection import open_redis
 from millstream.shared.content_filter import open_filters
 from millstream.shared.keys import Keys
 from millstream.shared.metrics.calls import CallStats
@@ -27,6 +27,7 @@ from millstream.worker.consumer import Consumer
 from millstream.worker.control import control_subscription, prove
 from millstream.worker.engines.base import EngineHealth, EngineInfo, EngineSettings, StepOutput
 from millstream.worker.engines.registry import create_engine
+from millstream.worker.handover import Handover
 from millstream.worker.job import Job, Limits
 from millstream.worker.lease import LeaseKeeper
 from millstream.worker.metrics import WorkerMetrics
@@ -160,6 +161,7 @@ class Worker:
     ) -> None:
         """Claim, run and publish until told to stop, then hand over."""
         settings = self._settings
+        handover = Handover(scripts, settings, worker_id=self.id)
         publishers = self._publishers = [
             Publisher(
                 scripts,
@@ -182,7 +184,7 @@ class Worker:
                 publishers[job.shard].mark([job])
 
         def on_engine_error(job: Job, reason: str) -> None:
-            self._give_back(scripts, consumer, job, reason)
+            self._give_back(handover, consumer, job, reason)
 
         def on_left() -> None:
             consumer.left()
@@ -199,7 +201,7 @@ class Worker:
         )
 
         def on_surplus(surplus: list[Claim]) -> None:
-            self._let_go(scripts, surplus)
+            self._let_go(handover, surplus)
 
         consumer = Consumer(claims, runner, settings, worker_id=self.id, on_surplus=on_surplus)
         stopped = self._stopped = Stopped(scripts, result_ttl_s=settings.result_ttl_s)
@@ -243,7 +245,7 @@ class Worker:
             consumer.stop()
             async with asyncio.timeout(settings.drain_s):
                 await claiming
-                await self._hand_over(scripts, runner)
+                await self._hand_over(handover, runner)
         except TimeoutError:
             logger.warning("could not hand over in %g s; leases will lapse", settings.drain_s)
         finally:
@@ -262,7 +264,7 @@ class Worker:
         self._runner = None  # nobody is to take the engine's end for a fault
         await self._engine.stop()
 
-    async def _hand_over(self, scripts: Scripts, runner: Runner) -> None:
+    async def _hand_over(self, handover: Handover, runner: Runner) -> None:
         """Write what has been generated, then let another worker go on at once."""
         jobs = runner.halt()
 
@@ -273,9 +275,8 @@ class Worker:
             ]
             self._releasing.update(job.request_id for job in ours)
             tasks = [(job.task_id, job.attempt) for job in ours]
-            # Also those that were started for us and that we have not heard of.
-            given = await self._release(
-                scripts, shard, tasks, self._engine_fault or "", unheard=True
+            given = await handover.release(
+                shard, tasks, blame=self._engine_fault or "", unheard=True
             )
             for job in ours:
                 self._traces.ended(job, "handed_over")
@@ -287,45 +288,17 @@ class Worker:
         if any(handed):
             logger.info("handed %d tasks over", sum(handed))
 
-    async def _release(
-        self,
-        scripts: Scripts,
-        shard: int,
-        tasks: Sequence[tuple[str, int]],
-        blame: str,
-        *,
-        unheard: bool = False,
-    ) -> int:
-        """Hand tasks (id, attempt) over; how many were ours."""
-        delay = 0.05
-        while True:
-            try:
-                return await scripts.release(
-                    Keys(shard),
-                    worker=self.id,
-                    model=self._settings.model_name,
-                    lease_s=self._settings.lease_s,
-                    blame=blame,
-                    tasks=tasks,
-                    unheard=unheard,
-                )
-            except RedisError:
-                if not tasks:
-                    return 0  # what we may have not heard of is not worth waiting for Redis
-                await asyncio.sleep(delay)  # the drain's own time limit ends this
-                delay = min(2 * delay, 1.0)
-
-    def _let_go(self, scripts: Scripts, claims: list[Claim]) -> None:
+    def _let_go(self, handover: Handover, claims: list[Claim]) -> None:
         """Have others run what we have no room for."""
 
         async def let_go(claim: Claim) -> None:
             shard = shard_of(claim.task_id) or 0
-            await self._release(scripts, shard, [(claim.task_id, claim.attempt)], "")
+            await handover.release(shard, [(claim.task_id, claim.attempt)])
 
         for claim in claims:
             self._shutdown.keep(asyncio.create_task(let_go(claim), name=f"let go {claim.task_id}"))
 
-    def _give_back(self, scripts: Scripts, consumer: Consumer, job: Job, reason: str) -> None:
+    def _give_back(self, handover: Handover, consumer: Consumer, job: Job, reason: str) -> None:
         """The engine gave this task up and lives on: another attempt, here or elsewhere."""
         if (fatal := self._engine.health().fatal) is not None:
             self._on_engine_failed(fatal)  # the drain hands all tasks over
@@ -334,7 +307,7 @@ class Worker:
 
         async def give() -> None:
             self._releasing.add(job.request_id)
-            await self._release(scripts, job.shard, [(job.task_id, job.attempt)], reason)
+            await handover.release(job.shard, [(job.task_id, job.attempt)], blame=reason)
             self._traces.ended(job, "handed_over")
             self._drop(job)
             consumer.ring(job.shard)
