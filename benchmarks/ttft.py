@@ -6,7 +6,9 @@ One client on one connection asks one thing after the other, in turns of Millstr
 Valkey with its log on disk, a worker with the fake engine) and of the same engine behind FastAPI in
 one process, and of the usual queue between the two. What is added is the difference of the medians,
 and of the 99th percentiles. For a gateway it is the difference to the fake OpenAI server behind it.
-In turns too, so that what else the machine does meets all alike.
+In turns too, so that what else the machine does meets all alike. The fake engine's tokens are all
+there at once, so that they and the end of the answer share a call; no model is so quick. `apart` is
+the same with a millisecond between them.
 
 `submit` is `POST /tasks` by several clients at once, and no worker: CPU of the pod and of Valkey.
 """
@@ -32,6 +34,7 @@ from benchmarks.support.processes import Started, pod, started, valkey, worker
 from benchmarks.support.report import Row, finish
 
 TOKENS = 4
+RATE = 1000  # tokens/s
 CLIENTS = 16
 ANSWER_S = 10.0  # a bound on hangs
 WARM = 50
@@ -121,9 +124,13 @@ def percentiles(times: list[float]) -> tuple[float, float]:
 
 def on_redis(rounds: int, *, usual: bool) -> list[Row]:
     """Through pod, store and worker, and maybe the usual queue, beside the same engine alone."""
+    requests = {
+        "first token": chat(f'@fake {{"tokens": {TOKENS}}}\nx', max_tokens=TOKENS),
+        "apart": chat(f'@fake {{"tokens": {TOKENS}, "rate": {RATE}}}\nx', max_tokens=TOKENS),
+    }
     alone_port, usual_port = free_port(), free_port()
     alone = [sys.executable, "-m", "benchmarks.support.in_process", str(alone_port)]
-    request = chat(f'@fake {{"tokens": {TOKENS}}}\nx', max_tokens=TOKENS)
+    rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         store, _ = stack.enter_context(valkey()), stack.enter_context(started(alone, alone_port))
         served, _ = stack.enter_context(pod(store)), stack.enter_context(worker(store))
@@ -133,13 +140,13 @@ def on_redis(rounds: int, *, usual: bool) -> list[Row]:
             queue = [sys.executable, "-m", "benchmarks.support.usual_queue", str(usual_port), url]
             stack.enter_context(started(queue, usual_port))
             ports[peers.REDIS_STREAMS] = usual_port
-        straight, *through = in_turns(
-            [Client(port, request) for port in (alone_port, *ports.values())], rounds
-        )
-    return [
-        Row(who, "first token", compare(straight, times))
-        for who, times in zip(ports, through, strict=True)
-    ]
+        for case, request in requests.items():
+            straight, *through = in_turns(
+                [Client(port, request) for port in (alone_port, *ports.values())], rounds
+            )
+            for who, times in zip(ports, through, strict=True):
+                rows.append(Row(who, case, compare(straight, times)))
+    return rows
 
 
 def gateway(peer: peers.Peer, rounds: int) -> dict[str, float]:
