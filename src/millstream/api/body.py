@@ -19,7 +19,6 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_FIELDS = 1_024
-MOST_VALUES = 200_000  # ten thousand messages in parts have 60,000; more would hold up a whole pod
 BODY_S = 30.0  # a body of the largest size takes less over any line a person would wait at
 
 
@@ -28,11 +27,21 @@ def largest_body(max_prompt_chars: int) -> int:
     return 12 * max_prompt_chars + 65_536
 
 
-async def read_body(request: Request, schema: type[Model], *, most: int) -> tuple[Model, bytes]:
+def most_values(max_prompt_chars: int) -> int:
+    """Values a body may have, since making them holds up a whole pod: by default 0.1 s at the most.
+
+    A token id counts as four characters of a prompt; ten thousand messages in parts have 60,000.
+    """
+    return 131_072 + max_prompt_chars // 4
+
+
+async def read_body(
+    request: Request, schema: type[Model], *, max_prompt_chars: int
+) -> tuple[Model, bytes]:
     """Read, parse and check a JSON body; the checked value and the bytes it came from.
 
     Raises:
-        RequestTooLarge: it has more than `most` bytes; the rest is not kept.
+        RequestTooLarge: it has more than `largest_body` bytes; the rest is not kept.
         InvalidRequest: it is compressed, or no JSON (NaN, lone surrogates and nesting beyond
             orjson's 1,024 levels included), or a field is not as it must be.
     """
@@ -43,26 +52,25 @@ async def read_body(request: Request, schema: type[Model], *, most: int) -> tupl
             param="Content-Encoding",
             code="unsupported_content_encoding",
         )
-    raw = await _read(request, most)
+    raw = await _read(request, largest_body(max_prompt_chars))
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in _JSON_TYPES and not content_type.endswith("+json"):
         raise InvalidRequest(
             f"The body must be JSON (Content-Type application/json), not {content_type[:100]!r}.",
             code="unsupported_content_type",
         )
-    return parse_body(raw, schema), raw
+    return parse_body(raw, schema, max_prompt_chars=max_prompt_chars), raw
 
 
-def parse_body(raw: bytes, schema: type[Model]) -> Model:
+def parse_body(raw: bytes, schema: type[Model], *, max_prompt_chars: int) -> Model:
     """Parse and check JSON, however it came.
 
     Raises:
-        InvalidRequest: as `read_body`, or it has more than `MOST_VALUES` values.
+        InvalidRequest: as `read_body`, or it has more than `most_values`.
     """
-    if _value_count(raw) > MOST_VALUES:
-        raise InvalidRequest(
-            f"The body has more than {MOST_VALUES} values.", param=_largest_field(raw)
-        )
+    most = most_values(max_prompt_chars)
+    if _value_count(raw, enough=most) > most:
+        raise InvalidRequest(f"The body has more than {most} values.", param=_largest_field(raw))
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -120,16 +128,17 @@ async def _read(request: Request, most: int) -> bytes:
     return b"".join(parts)
 
 
-def _value_count(raw: bytes) -> int:
+def _value_count(raw: bytes, *, enough: int) -> int:
     """How many values a body has, or a few more, before any is made: empty lists count twice.
 
-    Each comes after a comma, or is the first in its brackets; what stands in strings is left out.
+    Looks closer where there seem to be more than enough. Each comes after a comma, or is the first
+    in its brackets; what stands in strings is left out.
     """
     separators = (b",", b"[", b"{")
-    if (count := sum(map(raw.count, separators))) <= MOST_VALUES:
+    if (count := sum(map(raw.count, separators))) <= enough:
         return count
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    if (strings := plain.count(b'"') // 2) > 2 * MOST_VALUES + 1:
+    if (strings := plain.count(b'"') // 2) > 2 * enough + 1:
         return strings // 2  # each is a value, or the name of one
     outside = b"".join(plain.split(b'"')[::2])
     return sum(map(outside.count, separators))

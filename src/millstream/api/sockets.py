@@ -113,8 +113,8 @@ class TaskSocket:
     async def _listen(self, task_id: str) -> int:
         """Do what the client says, until it wants other events; after which number."""
         while True:
-            text = await self.receive()
-            match parse_body(text.encode(), ClientMessage).root:
+            raw, most = (await self.receive()).encode(), self._pod.settings.max_prompt_chars
+            match parse_body(raw, ClientMessage, max_prompt_chars=most).root:
                 case StopMessage():
                     await self._pod.stop(task_id, self._caller)
                 case ResumeMessage(last_event_id=after):

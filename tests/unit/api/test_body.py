@@ -5,8 +5,11 @@ import json
 import pytest
 from pydantic import BaseModel
 
-from millstream.api.body import MOST_VALUES, parse_body
+from millstream.api.body import most_values, parse_body
 from millstream.shared.errors import InvalidRequest
+
+MAX_PROMPT_CHARS = 262_144
+MOST_VALUES = most_values(MAX_PROMPT_CHARS)
 
 
 class Body(BaseModel):
@@ -15,19 +18,30 @@ class Body(BaseModel):
     field: object
 
 
+def parsed(body: str, max_prompt_chars: int = MAX_PROMPT_CHARS) -> Body:
+    """As the API does it."""
+    return parse_body(body.encode(), Body, max_prompt_chars=max_prompt_chars)
+
+
 def test_a_body_has_so_many_values_and_no_more() -> None:
     most = [1] * (MOST_VALUES - 1)  # with the list itself
-    assert parse_body(json.dumps({"field": most}).encode(), Body).field == most
+    assert parsed(json.dumps({"field": most})).field == most
     with pytest.raises(InvalidRequest) as refused:
-        parse_body(json.dumps({"field": [*most, 1]}).encode(), Body)
+        parsed(json.dumps({"field": [*most, 1]}))
     assert refused.value.param == "field"
+
+
+def test_token_ids_are_as_many_as_a_prompt_may_have() -> None:
+    most = [123_456] * 1_000_000
+    body = json.dumps({"field": most})
+    assert parsed(body, 4 * len(most)).field == most
 
 
 @pytest.mark.parametrize("text", [', [ { "', '\\", [{', "\\\\,[{", '"' * 5, "\\n,,,"])
 def test_what_stands_in_a_string_is_no_value(text: str) -> None:
     long = text * MOST_VALUES
-    body = json.dumps({"before": long, "field": [long], long[:99]: 1}).encode()
-    assert parse_body(body, Body).field == [long]
+    body = json.dumps({"before": long, "field": [long], long[:99]: 1})
+    assert parsed(body).field == [long]
 
 
 @pytest.mark.parametrize(
@@ -44,5 +58,5 @@ def test_what_stands_in_a_string_is_no_value(text: str) -> None:
 def test_a_multitude_is_refused_even_if_it_does_not_end(many: str) -> None:
     for whole in (True, False):
         body = f'{{"field":[{many}' + "0]}" * whole
-        with pytest.raises(InvalidRequest, match="more than 200000 values"):
-            parse_body(body.encode(), Body)
+        with pytest.raises(InvalidRequest, match="more than 196608 values"):
+            parsed(body)

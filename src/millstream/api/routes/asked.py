@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from millstream.api.admission import Accepted
 from millstream.api.auth.caller import Caller
 from millstream.api.auth.dependencies import caller_of
-from millstream.api.body import largest_body, read_body
+from millstream.api.body import read_body
 from millstream.api.openai import mapping
 from millstream.api.pod import Pod, pod_of
 from millstream.api.routes.slots import Slot
@@ -33,8 +33,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     async def read(self, schema: type[Model]) -> tuple[Model, bytes]:
         """The body and the bytes it came from; raises as `read_body`."""
-        limit = largest_body(self.pod.settings.max_prompt_chars)
-        return await read_body(self.request, schema, most=limit)
+        most = self.pod.settings.max_prompt_chars
+        return await read_body(self.request, schema, max_prompt_chars=most)
 
     async def submit(
         self,

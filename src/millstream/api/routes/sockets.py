@@ -59,7 +59,8 @@ async def chat(
             raise InvalidRequest(
                 f"The request did not come within {BODY_S:g} s.", code="body_timeout"
             ) from None
-        body = parse_body(raw, ChatCompletionRequest)
+        most = pod.settings.max_prompt_chars
+        body = parse_body(raw, ChatCompletionRequest, max_prompt_chars=most)
         if body.n not in (None, 1):
             raise InvalidRequest("A WebSocket carries one choice.", param="n")
         await slot.take()
