@@ -70,7 +70,7 @@ def parse_body(raw: bytes, schema: type[Model], *, max_prompt_chars: int) -> Mod
     """
     most = most_values(max_prompt_chars)
     if _value_count(raw, enough=most) > most:
-        raise InvalidRequest(f"The body has more than {most} values.", param=_largest_field(raw))
+        raise InvalidRequest(f"The body has more than {most} values.", param=_bulk_field(raw))
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -144,13 +144,14 @@ def _value_count(raw: bytes, *, enough: int) -> int:
     return sum(map(outside.count, separators))
 
 
-def _largest_field(raw: bytes) -> str | None:
-    """The field of a body that takes the most bytes; no value is made for it."""
+def _bulk_field(raw: bytes) -> str | None:
+    """The field of a body that takes most of its bytes, if one does; no value is made for it."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return None
-    return max(fields, key=lambda name: len(bytes(fields[name])), default="")[:200] or None
+    bulky = (name for name, value in fields.items() if 2 * len(bytes(value)) > len(raw))
+    return next(bulky, "")[:200] or None
 
 
 def _refuse_crowds(fields: dict[str, Any]) -> None:

@@ -29,6 +29,9 @@ def test_a_body_has_so_many_values_and_no_more() -> None:
     with pytest.raises(InvalidRequest) as refused:
         parsed(json.dumps({"field": [*most, 1]}))
     assert refused.value.param == "field"
+    with pytest.raises(InvalidRequest) as refused:
+        parsed(json.dumps({f"f{number}": 1 for number in range(MOST_VALUES)}))
+    assert refused.value.param is None  # none of them by itself
 
 
 def test_token_ids_are_as_many_as_a_prompt_may_have() -> None:
