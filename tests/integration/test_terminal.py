@@ -108,6 +108,30 @@ async def test_ctrl_c_stops_the_answer_and_not_the_program(fleet: LocalFleet) ->
         await screen.ends(process)
 
 
+@pytest.mark.parametrize(
+    ("by", "codes"),
+    [("SIGTERM", {143}), ("pipe", {1}), ("terminal", {129, 1})],  # it may write before SIGHUP comes
+)
+async def test_an_answer_ends_with_its_reader(fleet: LocalFleet, by: str, codes: set[int]) -> None:
+    """Told to go, nobody at the other end of its pipe, its terminal closed: none decodes on."""
+    api, _ = await asyncio.gather(fleet.api(), fleet.worker())
+    arguments = ("chat", "--url", api.url)
+    question = b'@fake {"tokens": 10000, "rate": 20}\n'
+    opened = _terminal(*arguments) if by == "terminal" else _piped(question, *arguments)
+    with opened as (chat, end):
+        if by == "terminal":
+            await _Screen(end).shows("> ")
+            os.write(end, question)
+        task_id = await _only_task(fleet)
+        await eventually(lambda: _length(fleet, task_id, 3), what="some tokens")
+        if by == "SIGTERM":
+            chat.terminate()
+        else:
+            _hang_up(end)
+        assert await asyncio.to_thread(chat.wait, 10) in codes
+    assert (await fleet.scripts.task_fields(Keys(0), task_id))["state"] == "cancelled"
+
+
 async def test_who_is_refused_is_told_and_can_leave(fleet: LocalFleet) -> None:
     api, _ = await asyncio.gather(fleet.api(rate_limit_requests_per_min=1), fleet.worker())
     question = '@fake {"tokens": 1}\n'
@@ -217,6 +241,25 @@ async def _length(fleet: LocalFleet, task_id: str, least: int) -> bool:
 
 
 @contextmanager
+def _piped(stdin: bytes, *arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """A command that has had its input from a pipe, and the end of the one that it writes to."""
+    end, writes = os.pipe()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=subprocess.PIPE, stdout=writes, env=clean_environment()
+    )
+    os.close(writes)
+    assert process.stdin is not None
+    process.stdin.write(stdin)
+    process.stdin.close()
+    try:
+        yield process, end
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(end)
+
+
+@contextmanager
 def _terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """A command in a terminal of its own."""
     master, slave = pty.openpty()
@@ -236,6 +279,13 @@ def _terminal(*arguments: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]
         process.kill()
         process.wait(10)
         os.close(master)
+
+
+def _hang_up(end: int) -> None:
+    """Nobody is there any more; the number stays taken, so that it is nobody else's yet."""
+    nobody = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nobody, end)
+    os.close(nobody)
 
 
 def _take_terminal() -> None:

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import click
 
@@ -32,8 +32,15 @@ _STOP_S = 5.0
 _NOTED_S = 0.5
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Stopped(Exception):
-    """The reader stopped the answer."""
+    """The reader stopped the answer, or is told to go: by this signal."""
+
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
 
 
 @dataclass
@@ -145,15 +152,17 @@ def _harmless(text: str) -> str:
 async def answer(
     client: FleetClient, conversation: Conversation, question: str, out: Printer
 ) -> None:
-    """Ask, and print the answer as it comes; Ctrl-C ends it in the fleet.
+    """Ask, and print the answer as it comes; it ends in the fleet when its reader goes.
 
     Raises:
-        Stopped: by Ctrl-C; what had come is part of the conversation.
+        Stopped: by Ctrl-C, SIGTERM or a closed terminal; what had come is part of the conversation.
         MillstreamError: there is no answer.
+        OSError: nobody reads what is written.
     """
-    stop = asyncio.Event()
+    signals = asyncio.Queue[int]()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop.set)
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, signals.put_nowait, number)
     texts: list[str] = []
 
     async def read(task_id: str) -> None:
@@ -166,24 +175,30 @@ async def answer(
             elif kind == "failed":
                 raise TaskFailed(data["error"]["message"])
 
-    stopping = asyncio.create_task(stop.wait())
-    working: asyncio.Task[Any] = asyncio.create_task(_submit(client, conversation, question))
+    stopping = asyncio.create_task(signals.get())
+    submitted = asyncio.create_task(_submit(client, conversation, question))
+    working: asyncio.Task[Any] = submitted
     try:
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            await _give_up(client, working, stop, out)
-        submitted, working = working, asyncio.create_task(read(working.result()))
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            await _give_up(client, submitted, stop, out)
+        if not stopping.done():
+            working = asyncio.create_task(read(working.result()))
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working is submitted or not working.done():
+            await _give_up(client, submitted, signals, out)
+            raise Stopped(stopping.result())
         working.result()
+    except OSError:
+        await _give_up(client, submitted, signals, out)
+        raise
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
         for task in (working, stopping):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
-        out.end()
+        with contextlib.suppress(OSError):  # whatever it is, it was told, or nobody reads
+            out.end()
         if texts:
             conversation.turns += [
                 {"role": "user", "content": question},
@@ -200,29 +215,28 @@ async def _submit(client: FleetClient, conversation: Conversation, question: str
 
 
 async def _give_up(
-    client: FleetClient, submitted: "asyncio.Task[str]", again: asyncio.Event, out: Printer
-) -> NoReturn:
+    client: FleetClient, submitted: "asyncio.Task[str]", again: "asyncio.Queue[int]", out: Printer
+) -> None:
     """End the task, which may just be coming into being, so that nobody decodes it for nobody.
 
     One that the fleet has refused so far is not there. Another Ctrl-C leaves it as it is.
     """
     if client.refused:
-        raise Stopped
-    again.clear()
+        return
 
     async def stop() -> None:
         with contextlib.suppress(MillstreamError):
             await client.stop(await submitted)
 
-    stopping, leaving = asyncio.create_task(stop()), asyncio.create_task(again.wait())
+    stopping, leaving = asyncio.create_task(stop()), asyncio.create_task(again.get())
     both = {stopping, leaving}
     first = asyncio.FIRST_COMPLETED
     done, _ = await asyncio.wait(both, timeout=_NOTED_S, return_when=first)
     if not done:
-        out.note("stopping it; Ctrl-C leaves it")
+        with contextlib.suppress(OSError):
+            out.note("stopping it; Ctrl-C leaves it")
         await asyncio.wait(both, timeout=_STOP_S, return_when=first)
     await cancel_until_done(both)
-    raise Stopped
 
 
 async def ask_once(settings: Settings, conversation: Conversation, question: str) -> int:
@@ -232,8 +246,8 @@ async def ask_once(settings: Settings, conversation: Conversation, question: str
         conversation.suggestions = await _models(client)  # nor is one waited for that never was
         try:
             await answer(client, conversation, question, out)
-        except Stopped:
-            return 130
+        except Stopped as stopped:
+            return 128 + stopped.by
     return 0
 
 
@@ -283,7 +297,9 @@ def _ask(
 ) -> None:
     try:
         runner.run(answer(client, conversation, question, out))
-    except Stopped:
+    except Stopped as stopped:
+        if stopped.by != signal.SIGINT:
+            raise SystemExit(128 + stopped.by) from None
         click.echo("(stopped)")
     except MillstreamError as error:
         click.echo(f"millstream: {error.message}", err=True)
