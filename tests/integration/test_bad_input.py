@@ -41,6 +41,8 @@ CHAT_CASES: dict[str, tuple[Any, int, str | None, str | None]] = {
     "stop empty": ({"messages": USER, "stop": ""}, 400, "stop", None),
     "stop too many": ({"messages": USER, "stop": ["a"] * 17}, 400, "stop", None),
     "tools": ({"messages": USER, "tools": [{"type": "function"}]}, 400, "tools", "invalid_value"),
+    "tools zero": ({"messages": USER, "tools": 0}, 400, "tools", "invalid_value"),
+    "audio false": ({"messages": USER, "audio": False}, 400, "audio", "invalid_value"),
     "no such field": ({"messages": USER, "tols": []}, 400, "tols", "unknown_parameter"),
     "tool calls": ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, 400,
                    "messages[0].tool_calls", None),
@@ -69,11 +71,16 @@ RAW_CASES: dict[str, tuple[bytes, int, str | None]] = {
     "overflow": (b'{"messages":[],"temperature":1e400}', 400, "temperature"),
     "surrogate": (b'{"messages":[{"role":"user","content":"\\ud800"}]}', 400, "messages"),
     "surrogate key": (b'{"\\ud800":"\\ud800"}', 400, "?"),
-    "deep": (b'{"messages":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400, None),
+    "deep": (b'{"messages":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 400, "messages"),
     "deep open": (b"[" * 20_000, 400, None),
     "cut": (b'{"messages":[', 400, None),
     "empty": (b"", 400, None),
-    "not utf-8": (b'{"messages":"\xff"}', 400, None),
+    "not utf-8": (b'{"messages":"\xff"}', 400, "messages"),
+    "a line break in a string": (b'{"stream":false,"messages":"a\nb"}', 400, "messages"),
+    "four hundred digits": (b'{"messages":[],"seed":' + b"9" * 400 + b"}", 400, "seed"),
+    "five thousand digits": (b'{"messages":[],"seed":' + b"9" * 5_000 + b"}", 400, "seed"),
+    "a comma too many": (b'{"messages":[],"seed":NaN,,}', 400, "seed"),
+    "single quotes": (b"{'seed':NaN}", 400, None),
     # Each of these held a pod up for seconds while every fault in it was written down.
     "crowd of parts": (
         b'{"messages":[{"role":"user","content":[' + b'{"a":1},' * 60_000 + b'{"a":1}]}]}',
@@ -126,7 +133,7 @@ async def test_every_bad_request_is_told_its_fault(fleet: LocalFleet) -> None:
             answer = await http.post(path, content=endless())
             check("chunked", answer, 413, None, "request_too_large")
             answer = await http.post(path, files={"file": b"x"})
-            check("multipart", answer, 400, None, "unsupported_content_type")
+            check("multipart", answer, 400, "Content-Type", "unsupported_content_type")
             answer = await http.post(
                 path, content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}
             )

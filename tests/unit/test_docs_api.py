@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -54,6 +55,18 @@ def test_every_error_code_is_described() -> None:
     assert {code for _, code in described} == codes | {"not_found", "method_not_allowed"}
 
 
+def check_refusals(row: str, name: str, parse: Callable[[dict[str, Any]], object]) -> None:
+    """A refused field takes null and what its row allows, and no other empty value for it."""
+    words = code_spans(row.partition("but for ")[2])
+    allowed = [None, *(word if word.isalpha() else json.loads(word) for word in words)]
+    for good in allowed:
+        parse({name: good})
+    for empty in (0, 0.0, "", False, [], {}):
+        if not any(type(good) is type(empty) and good == empty for good in allowed):
+            with pytest.raises(ValidationError, match=name):
+                parse({name: empty})
+
+
 def chat(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate(
         {"messages": [{"role": "user", "content": "x"}], **fields}
@@ -78,10 +91,7 @@ def test_the_fields_of_a_chat_are_those_of_its_schema() -> None:
     for name, bad in refused.items():
         with pytest.raises(ValidationError, match=name):
             chat(**{name: bad})
-        chat(**{name: None})
-        _, _, excepted = rows[name].partition("but for ")
-        for good in re.findall("`(.+?)`", excepted):
-            chat(**{name: good if good.isalpha() else json.loads(good)})
+        check_refusals(rows[name], name, lambda fields: chat(**fields))
 
     ignored = {name for name, text in rows.items() if text == "ignored"}
     plain = mapping.sampling_of(chat(), None)
@@ -100,6 +110,11 @@ def test_the_fields_of_a_completion_are_those_of_its_schema() -> None:
         assert rows[f"`{name}`"].startswith("refused")
         with pytest.raises(ValidationError, match=name):
             CompletionRequest.model_validate({"prompt": "x", name: value})
+        check_refusals(
+            rows[f"`{name}`"],
+            name,
+            lambda fields: CompletionRequest.model_validate({"prompt": "x", **fields}),
+        )
 
 
 def test_the_fields_of_a_response_are_those_of_its_schema() -> None:
@@ -119,6 +134,11 @@ def test_the_fields_of_a_response_are_those_of_its_schema() -> None:
     for name, value in refused.items():
         with pytest.raises(ValidationError, match=name):
             ResponseRequest.model_validate({"input": "x", name: value})
+        check_refusals(
+            rows[name],
+            name,
+            lambda fields: ResponseRequest.model_validate({"input": "x", **fields}),
+        )
     again = {name for name, text in rows.items() if text.startswith("said again")}
     assert again <= set(msgspec.structs.asdict(options_of(ResponseRequest(input="x"), 0)))
 

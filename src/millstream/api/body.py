@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import math
+import re
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -17,6 +17,8 @@ _JSON_TYPES = ("", "application/json", "application/x-www-form-urlencoded")
 
 Model = TypeVar("Model", bound=BaseModel)
 
+
+_GAP = re.compile(r"[ \t\r\n,:]*")  # between the names and values of an object
 
 MOST_FIELDS = 1_024
 BODY_S = 30.0  # a body of the largest size takes less over any line a person would wait at
@@ -57,6 +59,7 @@ async def read_body(
     if content_type not in _JSON_TYPES and not content_type.endswith("+json"):
         raise InvalidRequest(
             f"The body must be JSON (Content-Type application/json), not {content_type[:100]!r}.",
+            param="Content-Type",
             code="unsupported_content_type",
         )
     return parse_body(raw, schema, max_prompt_chars=max_prompt_chars), raw
@@ -75,7 +78,9 @@ def parse_body(raw: bytes, schema: type[Model], *, max_prompt_chars: int) -> Mod
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(
-            f"The body is not valid JSON: {error}.", param=_not_json(raw), code="invalid_json"
+            f"The body is not valid JSON: {error}.",
+            param=_unreadable_field(raw),
+            code="invalid_json",
         ) from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
@@ -184,37 +189,37 @@ def _has_crowd(value: Any) -> bool:
     return False
 
 
-def _not_json(raw: bytes) -> str | None:
-    """The field that holds what Python's parser takes and JSON does not, if that is the fault.
+def _unreadable_field(raw: bytes) -> str | None:
+    """The field whose value is no JSON though Python's parser, which takes more, can tell its end.
 
-    NaN, Infinity, 1e400 and lone surrogates are sent by clients that did not mean to; "line 1
-    column 59" would not help their authors.
+    NaN, 1e400, lone surrogates, line breaks within strings and bytes of another encoding are sent
+    by clients that did not mean to; "line 1 column 59" would not help their authors.
     """
-    try:
-        value = json.loads(raw)
-        if not isinstance(value, dict):
-            return None
-        fields = cast("dict[str, Any]", value)
-        name = next((name for name, value in fields.items() if _beyond_json(value)), None)
-    except (ValueError, RecursionError):
+    opening, _, text = raw.decode("utf-8", "surrogateescape").partition("{")
+    if opening.strip():
         return None
-    return None if name is None else name[:200].encode("utf-8", "replace").decode()
-
-
-def _beyond_json(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, str):
+    name, end = "", 0
+    scan = json.JSONDecoder(strict=False).raw_decode
+    while text.startswith('"', at := _past_gap(text, end)):
         try:
-            value.encode()
-        except UnicodeEncodeError:
-            return True
-        return False
-    if isinstance(value, list):
-        return any(map(_beyond_json, cast("list[Any]", value)))
-    return isinstance(value, dict) and any(
-        map(_beyond_json, cast("dict[str, Any]", value).values())
-    )
+            name, end = scan(text, at)
+            at = _past_gap(text, end)
+            _, end = scan(text, at)
+            orjson.loads(text[at:end].encode("utf-8", "surrogateescape"))
+        except orjson.JSONDecodeError:
+            break
+        except json.JSONDecodeError:  # wrong for both: the fault may lie before it
+            return None
+        except (ValueError, RecursionError):  # thousands of digits or levels
+            break
+    else:
+        return None
+    return name[:200].encode("utf-8", "replace").decode()
+
+
+def _past_gap(text: str, at: int) -> int:
+    gap = _GAP.match(text, at)
+    return gap.end() if gap else at
 
 
 def _explain(error: ValidationError, value: dict[str, Any]) -> InvalidRequest:

@@ -122,7 +122,9 @@ class Settings(BaseSettings):
         description="How long after the client went away its chat task is stopped.",
     )
     max_prompt_chars: int = Field(
-        default=262_144, ge=1, description="Longest prompt, all messages together, in characters."
+        default=262_144,
+        ge=1,
+        description="Longest prompt, all messages together, in characters; a token id is four.",
     )
     max_tokens_limit: int = Field(
         default=131_072, ge=1, description="Longest answer a caller may ask for, in tokens."

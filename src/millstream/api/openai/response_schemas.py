@@ -18,6 +18,7 @@ from millstream.api.openai.schemas import (
     MAX_PARTS,
     Body,
     ModelName,
+    NoItems,
     Nothing,
     Sampling,
     StreamOptions,
@@ -97,7 +98,7 @@ class TextOptions(Body):
     """How the text is to be."""
 
     format: TextFormat | None = None
-    verbosity: None = None
+    verbosity: Nothing = None
 
 
 class ResponseRequest(Sampling):
@@ -122,9 +123,9 @@ class ResponseRequest(Sampling):
     include: list[Includable] | None = Field(default=None, max_length=16)
     service_tier: Label | None = None
     # Only what comes to nothing:
-    tools: Nothing = None
+    tools: NoItems = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
-    top_logprobs: Nothing = None
+    top_logprobs: Annotated[int | None, only(0)] = None
     reasoning: dict[str, Any] | None = None
     conversation: Nothing = None
     prompt: Nothing = None

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -95,13 +96,21 @@ class ObservedSampling(Sampling):
 
 
 def _nothing(value: object) -> object:
-    if value:
+    if value is not None:
         raise ValueError("not supported yet; leave it out")
     return value
 
 
-Nothing = Annotated[Any, AfterValidator(_nothing)]
-"""What cannot be had: nulls, zeros and empty lists do not ask for it."""
+def _empty(value: object) -> object:
+    return _nothing(value or None)
+
+
+# What cannot be had. Null does not ask for it, nor does an empty value where the field could have
+# one; a zero where a list is to be is a mistake, and told.
+Nothing = Annotated[Any, WithJsonSchema({"type": "null"}), AfterValidator(_nothing)]
+NoText = Annotated[str | None, AfterValidator(_empty)]
+NoItems = Annotated[list[Any] | None, AfterValidator(_empty)]
+NoFields = Annotated[dict[str, Any] | None, AfterValidator(_empty)]
 
 
 def only(*defaults: object) -> AfterValidator:
@@ -134,11 +143,11 @@ class ChatMessage(Body):
     content: str | Parts | None = None
     name: str | None = Field(default=None, max_length=64)
     # What clients keep of an answer, and give back with it: nothing, here.
-    refusal: Nothing = None
-    annotations: Nothing = None
-    audio: Nothing = None
-    function_call: Nothing = None
-    tool_calls: Nothing = None
+    refusal: NoText = None
+    annotations: NoItems = None
+    audio: NoFields = None
+    function_call: NoFields = None
+    tool_calls: NoItems = None
 
     @model_validator(mode="after")
     def _has_content(self) -> "ChatMessage":
@@ -180,14 +189,14 @@ class ChatCompletionRequest(ObservedSampling, defer_build=False):
     service_tier: str | None = None
     # Only what comes to nothing:
     response_format: Annotated[dict[str, Any] | None, only({"type": "text"})] = None
-    tools: Nothing = None
-    functions: Nothing = None
+    tools: NoItems = None
+    functions: NoItems = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
     audio: Nothing = None
     prediction: Nothing = None
-    web_search_options: None = None
+    web_search_options: Nothing = None
     reasoning_effort: Annotated[str | None, only("none")] = None
     verbosity: Annotated[str | None, only("medium")] = None
     # No effect on the answer:
