@@ -188,5 +188,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         others = [number(row["peers"][peer]) if peer in row["peers"] else "" for peer in peers]
         lines.append(" | ".join([f"| {row['what']}", row["target"], ours, ratio, *others]) + " |")
     if without := sum(row["millstream"] is None for row in rows):
-        lines.append(f"\n{without} of {len(rows)} rows were not measured.")
+        why = "what measures them failed or was left out, as by `--quick`; `make bench` runs all"
+        lines.append(f"\n{without} of {len(rows)} rows are not here: {why}.")
     return "\n".join(line.rstrip() for line in lines)
