@@ -101,6 +101,11 @@ RAW_CASES: dict[str, tuple[bytes, int, str | None]] = {
         400,
         None,
     ),
+    "crowd of fields, the last no number": (
+        b"{" + b",".join(b'"f%d":1' % number for number in range(60_000)) + b',"seed":NaN}',
+        400,
+        None,
+    ),
     "crowd in a message": (
         b'{"messages":[{' + b",".join(b'"f%d":1' % number for number in range(120_000)) + b"}]}",
         400,

@@ -200,7 +200,10 @@ def _unreadable_field(raw: bytes) -> str | None:
         return None
     name, end = "", 0
     scan = json.JSONDecoder(strict=False).raw_decode
-    while text.startswith('"', at := _past_gap(text, end)):
+    for _ in range(MOST_FIELDS):
+        at = _past_gap(text, end)
+        if not text.startswith('"', at):
+            return None
         try:
             name, end = scan(text, at)
             at = _past_gap(text, end)

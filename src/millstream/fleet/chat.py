@@ -225,7 +225,7 @@ async def _give_up(
         return
 
     async def stop() -> None:
-        with contextlib.suppress(MillstreamError):
+        with contextlib.suppress(MillstreamError, OSError):
             await client.stop(await submitted)
 
     stopping, leaving = asyncio.create_task(stop()), asyncio.create_task(again.get())
