@@ -3,9 +3,9 @@
 
 Weights have a scale for each row; values one for each token, found anew in every step (W8A8 with
 dynamic quantization per token, as LLM.int8() and torchao have it). Products are summed as integers,
-exactly, so a token's numbers do not depend on what else is in the batch, and a text goes on alike
-wherever it is resumed. The kernels are oneDNN's, by the operators that torch's own compiler uses
-for quantized models (PT2E).
+exactly; within limits their scaling does not depend on what else is in the batch either, so a text
+goes on alike wherever it is resumed. The kernels are oneDNN's, by the operators that torch's own
+compiler uses for quantized models (PT2E).
 """
 
 import logging
@@ -14,6 +14,11 @@ import torch
 from torch import nn
 
 from millstream.shared.errors import SettingsError
+from millstream.worker.engines.transformers_rows import (
+    RowLimits,
+    find_row_limits,
+    multiply_within,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +60,9 @@ class Int8Linear(nn.Module):
     Args:
         layer: The layer it replaces, on the CPU.
         rounding: The model's.
+
+    Attributes:
+        limits: How many rows are multiplied at once.
     """
 
     def __init__(self, layer: nn.Linear, rounding: Rounding) -> None:
@@ -62,6 +70,7 @@ class Int8Linear(nn.Module):
         self.in_features = layer.in_features
         self.out_features = layer.out_features
         self.bias = layer.bias
+        self.limits = RowLimits()
         self._rounding = rounding
         weight = layer.weight.detach()
         self._scales = (weight.abs().amax(dim=1) / _MOST).clamp_(min=_LEAST)
@@ -71,13 +80,16 @@ class Int8Linear(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features], float32."""
         rounded, largest = self._rounding(values)
-        result = torch.ops.onednn.qlinear_pointwise(
-            rounded, 1 / _MOST, _ZERO, self._packed, self._scales, None, None,
-            1.0, 0, torch.float32, "none", [], "",
-        ).mul_(largest)  # fmt: skip
+        result = multiply_within(self.limits, self._multiply, rounded).mul_(largest)
         if self.bias is not None:
             result.add_(self.bias)
         return result.view(*values.shape[:-1], self.out_features)
+
+    def _multiply(self, rounded: torch.Tensor) -> torch.Tensor:
+        return torch.ops.onednn.qlinear_pointwise(
+            rounded, 1 / _MOST, _ZERO, self._packed, self._scales, None, None,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
 
 
 @torch.no_grad()
@@ -93,10 +105,16 @@ def quantize_linears(model: nn.Module) -> None:
             "torch with oneDNN; choose auto, or bfloat16."
         )
     rounding = Rounding()
+    limits: dict[torch.Size, RowLimits] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, Int8Linear(child, rounding))
+                rounded = Int8Linear(child, rounding)
+                kind = child.weight.shape
+                if kind not in limits:
+                    limits[kind] = find_row_limits(rounded, torch.float32)
+                rounded.limits = limits[kind]
+                setattr(parent, name, rounded)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # off the weights' file, so that its pages need not stay
 

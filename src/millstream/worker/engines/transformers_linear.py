@@ -3,22 +3,26 @@
 
 torch multiplies by MKL, which packs the weights anew for every step and takes other kernels for
 other numbers of rows. oneDNN keeps them packed: SmolLM2-135M needs 48 ms of CPU a step instead of
-79 with 16 rows here, and 27 instead of 33 with one. Its rows also have the same bits in any batch
-of more than a few, so that a text goes on alike wherever it is resumed. These are the operators
-that torch's own compiler uses for frozen models.
+79 with 16 rows here, and 27 instead of 33 with one. Within limits its rows also have the same bits
+in any batch, so that a text goes on alike wherever it is resumed. These are the operators that
+torch's own compiler uses for frozen models.
 """
 
 import logging
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
+
+from millstream.worker.engines.transformers_rows import (
+    RowLimits,
+    find_row_limits,
+    multiply_within,
+)
 
 logger = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_TRIED = 2**16
-"""Results that are compared to find out whether rows depend on others: one in thousands shows."""
 
 
 class PackedLinear(nn.Module):
@@ -28,7 +32,7 @@ class PackedLinear(nn.Module):
         layer: The layer it replaces, on the CPU.
 
     Attributes:
-        fewest_rows: Fewer are computed with empty ones, for the bits that they have among others.
+        limits: How many rows are multiplied at once.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -36,7 +40,7 @@ class PackedLinear(nn.Module):
         self.in_features = layer.in_features
         self.out_features = layer.out_features
         self.bias = layer.bias
-        self.fewest_rows = 1
+        self.limits = RowLimits()
         self._packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach().contiguous())
 
     @property
@@ -47,13 +51,11 @@ class PackedLinear(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
         rows = values.reshape(-1, self.in_features)
-        spare = self.fewest_rows - rows.shape[0]
-        if spare > 0:
-            rows = pad(rows, (0, 0, 0, spare))
-        result = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
-        if spare > 0:
-            result = result[:-spare]
+        result = multiply_within(self.limits, self._multiply, rows)
         return result.view(*values.shape[:-1], self.out_features)
+
+    def _multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
 
 
 @torch.no_grad()
@@ -66,37 +68,18 @@ def pack_linears(model: nn.Module) -> None:
     first = next(model.parameters())
     if first.device.type != "cpu" or first.dtype not in _DTYPES or not can_pack(first.dtype):
         return
-    fewest: dict[tuple[object, ...], int] = {}
+    limits: dict[tuple[object, ...], RowLimits] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype in _DTYPES:
                 packed = PackedLinear(child)
                 kind = (child.weight.shape, child.weight.dtype, child.bias is None)
-                if kind not in fewest:
-                    fewest[kind] = find_fewest_rows(packed, child.weight.dtype)
-                packed.fewest_rows = fewest[kind]
+                if kind not in limits:
+                    limits[kind] = find_row_limits(packed, child.weight.dtype)
+                packed.limits = limits[kind]
                 setattr(parent, name, packed)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
-
-
-@torch.no_grad()
-def find_fewest_rows(layer: PackedLinear, dtype: torch.dtype) -> int:
-    """From how many rows on their bits do not depend on how many there are; 1 if none is found.
-
-    oneDNN sums what a row has in another order where there is no other row to share the weights,
-    as it does here for one row of more than 1,024 numbers.
-    """
-    count = 16 * min(16, max(1, _TRIED // 16 // layer.out_features))
-    rows = torch.randn(count, layer.in_features, generator=torch.Generator().manual_seed(0))
-    rows = rows.to(dtype)
-    whole = layer(rows)
-    for few in (1, 2, 4, 8):
-        pieces = zip(rows.split(few), whole.split(few), strict=True)
-        if all(torch.equal(layer(piece), result) for piece, result in pieces):
-            return few
-    logger.debug("rows of %d x %d depend on the batch", layer.in_features, layer.out_features)
-    return 1
 
 
 def is_packed(model: nn.Module) -> bool:

@@ -12,13 +12,17 @@ from transformers.generation.continuous_batching.utils import build_attention_ma
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from millstream.worker.engines.transformers_attention import attention
-from millstream.worker.engines.transformers_int8 import can_quantize
+from millstream.worker.engines.transformers_int8 import can_quantize, quantize_linears
 from millstream.worker.engines.transformers_linear import (
     PackedLinear,
     can_pack,
-    find_fewest_rows,
     is_packed,
     pack_linears,
+)
+from millstream.worker.engines.transformers_rows import (
+    RowLimits,
+    find_row_limits,
+    multiply_within,
 )
 
 pytestmark = pytest.mark.timeout(120)
@@ -128,44 +132,71 @@ def test_what_the_processor_has_is_used(name):
     assert used == PACKED[name]
 
 
-@where_packed("float32", "bfloat16")
-@pytest.mark.parametrize("shape", [(576, 1536), (1536, 576), (576, 20_000)])
+@where_packed("float32", "bfloat16", "int8")
+@pytest.mark.parametrize("shape", [(576, 192), (576, 1536), (1536, 576), (576, 20_000)])
 @torch.no_grad()
 def test_a_row_has_the_same_bits_in_any_batch(dtype, shape):
-    """Alone, too: oneDNN sums a single row of more than 1,024 numbers in another order."""
-    model = nn.Sequential(nn.Linear(*shape, bias=False, dtype=getattr(torch, dtype)))
-    pack_linears(model)
-    assert is_packed(model)
-    rows = torch.randn(256, shape[0], dtype=getattr(torch, dtype))
-    whole = model(rows)
-    for count in (1, 2, 3, 4, 7, 16, 33, 200):
+    """oneDNN sums one row of more than 1,024 numbers in another order; with AMX, many as well."""
+    values = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    model = nn.Sequential(nn.Linear(*shape, bias=False, dtype=values))
+    if dtype == "int8":
+        quantize_linears(model)
+    else:
+        pack_linears(model)
+        assert is_packed(model)
+    rows = torch.randn(256, shape[0], dtype=values)
+    whole = model(rows).clone()
+    for count in (1, 2, 3, 4, 7, 16, 33, 65, 129, 200):
         for at in (0, 40):
             assert torch.equal(model(rows[at : at + count].clone()), whole[at : at + count])
 
 
+@pytest.mark.parametrize(
+    ("differs", "limits"),
+    [
+        (lambda count: False, RowLimits()),
+        (lambda count: count == 1, RowLimits(2)),
+        (lambda count: count < 3, RowLimits(4)),
+        (lambda count: count > 32, RowLimits(1, 32)),
+        (lambda count: count > 20 and count % 2, RowLimits(1, 16)),
+        (lambda count: count < 3 or count == 64, RowLimits(4, 32)),
+        (lambda count: count % 2, RowLimits()),  # there is no way
+    ],
+)
+@pytest.mark.parametrize("out_features", [5, 20_000])
 @torch.no_grad()
-def test_how_few_rows_are_like_many_is_found_out():
-    class FirstOfThree(nn.Module):
-        """Adds something to all rows where there are fewer than three."""
+def test_how_many_rows_are_alike_is_found_out(differs, limits, out_features):
+    class Layer(nn.Module):
+        in_features = 8
 
-        in_features, out_features = 8, 5
+        def __init__(self) -> None:
+            super().__init__()
+            self.out_features = out_features
 
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            return rows[:, :5] + (len(rows) < 3)
+            return rows[:, :1].expand(-1, out_features) + bool(differs(len(rows)))
 
-    assert find_fewest_rows(FirstOfThree(), torch.float32) == 4
+    assert find_row_limits(Layer(), torch.float32) == limits
 
 
-@needs_packing
-@torch.no_grad()
-def test_fewer_rows_than_that_are_computed_as_so_many():
-    layer = PackedLinear(nn.Linear(8, 5))
-    layer.fewest_rows = 4
-    for count in (0, 1, 3, 4, 5):
-        rows = torch.randn(1, count, 8)
-        assert layer(rows).shape == (1, count, 5)
-        four = torch.cat([rows, rows.new_zeros(1, max(0, 4 - count), 8)], dim=1)
-        torch.testing.assert_close(layer(rows), layer(four)[:, :count])
+def test_rows_are_multiplied_within_their_limits():
+    rows = torch.randn(70, 8)
+    for limits, count, taken in (
+        (RowLimits(), 70, [70]),
+        (RowLimits(4), 3, [4]),
+        (RowLimits(4), 4, [4]),
+        (RowLimits(1, 32), 70, [32, 32, 6]),
+        (RowLimits(8, 32), 70, [32, 32, 8]),
+        (RowLimits(4), 0, [4]),
+    ):
+        seen: list[int] = []
+
+        def double(given: torch.Tensor, seen: list[int] = seen) -> torch.Tensor:
+            seen.append(len(given))
+            return 2 * given
+
+        assert torch.equal(multiply_within(limits, double, rows[:count]), 2 * rows[:count])
+        assert seen == taken
 
 
 @needs_packing
