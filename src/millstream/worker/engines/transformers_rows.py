@@ -3,17 +3,16 @@
 
 oneDNN chooses among kernels by the number of rows, and kernels sum in their own order. Without AMX
 only one row by itself is another case, and only in wide layers; with AMX, `bfloat16` has another
-order beyond 32 rows, and there by the number. Which it is, is found out by trying.
+order beyond 32 rows, and there by the number, and `int8` scales otherwise where a product has few
+numbers. Which it is, is found out by trying.
 """
 
-import logging
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import pad
-
-logger = logging.getLogger(__name__)
 
 _COUNTS = (1, 2, 3, 4, 5, 8, 11, 16, 24, 31, 32, 33, 48, 64, 96, 129, 200, 256)
 _COUNTS_WHERE_WIDE = (1, 2, 3, 4, 8, 13, 16, 31, 32, 33, 64)
@@ -73,14 +72,15 @@ def find_row_limits(layer: Linear, dtype: torch.dtype) -> RowLimits:
     results = {count: first_rows(count) for count in counts}
     # With AMX one result in ten thousand shows it, so the trial alone might miss it.
     tiled = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-    for most in (32, 16) if tiled else (None, 32, 16):
-        for fewest in (1, 2, 4, 8):
-            alike = [
-                result
-                for count, result in results.items()
-                if fewest <= count and (most is None or count <= most)
-            ]
-            if all(torch.equal(alike[0], result) for result in alike[1:]):
-                return RowLimits(fewest, most)
-    logger.debug("rows of %d x %d depend on the batch", layer.in_features, layer.out_features)
-    return RowLimits()
+    all_limits = itertools.product((32, 16) if tiled else (None, 32, 16), (1, 2, 4, 8, 16))
+
+    def are_alike(limits: RowLimits) -> bool:
+        within = [
+            result
+            for count, result in results.items()
+            if limits.fewest <= count and (limits.most is None or count <= limits.most)
+        ]
+        return all(torch.equal(within[0], result) for result in within[1:])
+
+    # At the end, 16 rows and no other number: those are always alike.
+    return next(filter(are_alike, (RowLimits(fewest, most) for most, fewest in all_limits)))
