@@ -49,7 +49,9 @@ class FakeTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Split into words, each with the space before it."""
-        return [text_id(word.encode(errors="replace")) for word in _WORD.findall(text)]
+        words = _WORD.findall(text)
+        ids = {word: text_id(word.encode(errors="replace")) for word in set(words)}
+        return [ids[word] for word in words]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A mark for each message's role and then its text; at the end the assistant's mark."""
@@ -62,7 +64,8 @@ class FakeTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Join the bytes of all pieces of text."""
-        return b"".join(map(self.text_bytes, token_ids)).decode(errors="replace")
+        pieces = {token_id: self.text_bytes(token_id) for token_id in set(token_ids)}
+        return b"".join([pieces[token_id] for token_id in token_ids]).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a piece of text; the name of a mark."""
@@ -179,9 +182,9 @@ def read_script(prompt_ids: Sequence[int], seed: int | None) -> Script:
 
 def _key(prompt_ids: Sequence[int], seed: int) -> bytes:
     digest = blake2b(str(seed).encode(), digest_size=64)
-    for token_id in prompt_ids:
-        raw = _raw(token_id)
-        digest.update(len(raw).to_bytes(8) + raw)
+    raws = {token_id: _raw(token_id) for token_id in set(prompt_ids)}
+    framed = {token_id: len(raw).to_bytes(8) + raw for token_id, raw in raws.items()}
+    digest.update(b"".join([framed[token_id] for token_id in prompt_ids]))
     return digest.digest()
 
 
@@ -200,7 +203,8 @@ _NEXT_WORDS = [text_id(f" {word}".encode()) for word in _WORDS]
 
 def _last_user_text(prompt_ids: Sequence[int]) -> str:
     """The last user message of a chat; all of a plain prompt."""
-    marks = [at for at, token_id in enumerate(prompt_ids) if _raw(token_id)[:1] == _CONTROL]
+    controls = {token_id for token_id in set(prompt_ids) if _raw(token_id)[:1] == _CONTROL}
+    marks = [at for at, token_id in enumerate(prompt_ids) if token_id in controls]
     if not marks:
         return FakeTokenizer().decode(prompt_ids)
     user = _control_id("user")
