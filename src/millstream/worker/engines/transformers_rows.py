@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import pad
 
 _COUNTS = (1, 2, 3, 4, 5, 8, 11, 16, 24, 31, 32, 33, 48, 64, 96, 129, 200, 256)
-_COUNTS_WHERE_WIDE = (1, 2, 3, 4, 8, 13, 16, 31, 32, 33, 64)
+_COUNTS_WHERE_WIDE = (1, 2, 4, 8, 13, 16, 31, 32, 33, 64)
 _WIDE = 16_384
 _TRIED = 2**16
-"""Results that are compared for each count, of 128 rows at the most: one in thousands shows."""
+"""Results that are compared for each count, of 64 rows at the most: one in thousands shows."""
 
 
 class RowLimits(NamedTuple):
@@ -61,7 +61,7 @@ def find_row_limits(layer: Linear, dtype: torch.dtype) -> RowLimits:
         dtype: Of what it takes.
     """
     counts = _COUNTS if layer.out_features < _WIDE else _COUNTS_WHERE_WIDE
-    compared = min(128, -(-_TRIED // layer.out_features))
+    compared = min(64, -(-_TRIED // layer.out_features))
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(compared + counts[-1], layer.in_features, generator=generator).to(dtype)
 
