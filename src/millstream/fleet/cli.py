@@ -27,8 +27,7 @@ def invoke(arguments: list[str]) -> int:
     try:
         return int(cli.main(arguments, prog_name="millstream", standalone_mode=False) or OK)
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "millstream"
-        return _complain(f"{error.format_message()} See `{path} --help`.", WRONG_USAGE)
+        return _correct(error)
     except SettingsError as error:
         return _complain(error.message, WRONG_USAGE)
     except MillstreamError as error:
@@ -43,6 +42,14 @@ def invoke(arguments: list[str]) -> int:
         )
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+
+
+def _correct(error: click.UsageError) -> int:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is the help
+        click.echo(error.format_message(), err=True)
+        return WRONG_USAGE
+    path = error.ctx.command_path if error.ctx else "millstream"
+    return _complain(f"{error.format_message()} See `{path} --help`.", WRONG_USAGE)
 
 
 def _complain(message: str, code: int) -> int:

@@ -36,6 +36,14 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--workers" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("group", [[], ["dead"], ["keys"]])
+def test_a_group_alone_shows_its_help(capsys: pytest.CaptureFixture[str], group: list[str]) -> None:
+    assert invoke([*group, "--help"]) == 0
+    told = capsys.readouterr().out
+    assert invoke(group) == 2
+    assert capsys.readouterr() == ("", told)
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys
